@@ -1,0 +1,1 @@
+"""Outputs of a finished run."""

@@ -1,0 +1,1 @@
+"""What is known of vLLM, per version: defaults, command line, log lines, failures."""
