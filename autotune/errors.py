@@ -10,6 +10,9 @@ A launch that fails is not an exception: it is an `Outcome` (engines/base.py), r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class AutotuneError(Exception):
     """Ends the command with one line, a hint and an exit code.
@@ -34,9 +37,19 @@ class BadInput(AutotuneError):
 
 
 class Unreachable(AutotuneError):
-    """No configuration meets the target: an expected answer with its reason."""
+    """No configuration meets the target: an expected answer with its reason.
+
+    Args:
+        details: `gate`, `shortfall_bytes`, `nearest_len` for machines; a key is absent when unknown.
+    """
 
     exit_code = 3
+
+    def __init__(
+        self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.details = dict(details or {})
 
 
 class EngineUnavailable(AutotuneError):

@@ -15,10 +15,11 @@ suite (tests/conformance) holds them to it.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from autotune.core.device import Device
 from autotune.core.facts import Facts
@@ -158,6 +159,28 @@ class Engine(abc.ABC):
         """The device's memory, read now (a recording: as it was)."""
 
     @abc.abstractmethod
+    def yaml_config(self, config: LaunchConfig) -> str:
+        """The file for `vllm serve --config` that launches `config`."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables that the command needs beside the caller's own."""
+        return {}
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """What the figures depend on, as far as it can be read: never invented."""
+        return {}
+
+    def device_for(self, config: LaunchConfig) -> Device:
+        """The device as it is (was) for this launch: a recording knows each launch's own reading."""
+        return self.device()
+
+    def baseline(self, target_len: int, fixed: Mapping[str, Any]) -> LaunchConfig | None:
+        """vLLM's own defaults at the target length, with `fixed` options kept; None when this engine
+        cannot launch such a thing.
+        """
+        return LaunchConfig.from_params({"max_model_len": target_len, **fixed})
+
+    @abc.abstractmethod
     def version(self) -> str:
         """vLLM's version, e.g. "0.32.0". Never guessed: "unknown" when it cannot be read."""
 
@@ -175,6 +198,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def argv(self, config: LaunchConfig) -> list[str]:
         """The command for `config`, for the record: never joined into a shell string here."""
+
+    def can_repeat(self, config: LaunchConfig) -> bool:
+        """False when another launch of `config` would only repeat what is known already."""
+        return True
 
     def candidates(self) -> list[LaunchConfig] | None:
         """The only configurations this engine can launch, or None when it can launch any."""

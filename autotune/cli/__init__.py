@@ -1,0 +1,74 @@
+"""The command line: one file per command, loaded only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from autotune import __version__
+from autotune.errors import AutotuneError
+
+#: Command -> module and its one line of help, so that `--help` imports none of the modules.
+_COMMANDS = {
+    "search": (
+        "autotune.cli.search",
+        "Find the fastest vLLM launch configuration for one model on one device.",
+    ),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
+        if args[0] not in _COMMANDS and close:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="autotune")
+def cli() -> None:
+    """Finds the fastest vLLM launch configuration for one model on one card.
+
+    Configurations that vLLM's start-up memory gates would refuse are pruned by arithmetic, before a
+    launch is spent on them.
+    """
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line; errors of ours become one line, a hint and their exit code."""
+    try:
+        code = cli.main(args=argv, prog_name="autotune", standalone_mode=False)
+    except AutotuneError as error:
+        click.echo(f"autotune: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("autotune: interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)

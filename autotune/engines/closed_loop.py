@@ -1,0 +1,334 @@
+"""One measurement: a closed loop of clients on one server, cut into equal windows.
+
+    begin ── warm-up: at least plan.warmup_waves waves ──┬─ window ─┬─ window ─┬ … ┤ cancel
+
+A wave is as many finished requests as there are clients. Clients that all started on a full request
+would finish in step, and windows would catch now the prefill, now the decode of all of them. So each
+begins with a request cut to another share of its output, as if it had been running for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import httpx
+
+from autotune.core.workload import Shape, Workload
+from autotune.engines.base import MeasurePlan, Window
+from autotune.engines.completions import BadAnswer, Completions, ServerStuck
+
+#: Takes what the caller is to see: a finished window, or a line of progress.
+Emit = Callable[[Window | str], None]
+
+#: Steps of the golden ratio fill (0, 1) evenly from any prefix on (Weyl's equidistribution), so those
+#: clients that a small engine admits first are spread as evenly as all.
+_GOLDEN = (math.sqrt(5) - 1) / 2
+#: The loop's own tick; also how late it runs is seen by it.
+_TICK_S = 0.05
+#: The margin on the length of windows, so that a server that slows a little still covers the waves.
+_MARGIN = 1.05
+#: The shortest window: reading /metrics takes up to 20 ms on a slow core, 4 % of this.
+_SHORTEST_S = 0.5
+#: How long requests of an earlier load may take to leave the server; an abort takes one step.
+_SETTLE_S = 5.0
+#: Of a window: above it the client, not the server, may set the pace.
+_BUSY_SHARE = 0.8
+#: Of a window's prompt tokens: above it the prefix cache did part of the work.
+_HIT_SHARE = 0.01
+#: Of a window: above it the moment at which a counter was read is not known well enough.
+_READING_SHARE = 0.1
+
+
+async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancels the tasks and waits for their end, whatever it is."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def interleaved(shapes: Sequence[Shape]) -> Iterator[Shape]:
+    """The shapes forever, by weight, so that any stretch holds the mix to within a request per shape.
+
+    Smooth weighted round-robin (nginx): each turn every shape gains its weight, the richest is
+    taken and pays the sum of all.
+    """
+    total = sum(shape.weight for shape in shapes)
+    credit = [0.0] * len(shapes)
+    while True:
+        for at, shape in enumerate(shapes):
+            credit[at] += shape.weight
+        # The first of equals; max() alone would do, but for rounding of weights such as 0.1.
+        richest = max(range(len(shapes)), key=lambda at: (round(credit[at] / total, 9), -at))
+        credit[richest] -= total
+        yield shapes[richest]
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """All counters at one moment (seconds of the monotonic clock)."""
+
+    at: float
+    reading_s: float
+    #: Output tokens so far: the server's own count, or the clients' estimate.
+    tokens: float
+    #: What the clients account for: finished, and finished plus everything in flight.
+    least_tokens: int
+    most_tokens: int
+    requests: int
+    prompt_tokens: float
+    hit_tokens: float
+    preemptions: float
+    cpu_s: float
+    late_s: float
+
+
+class _Tally:
+    """What the clients know: requests in flight, finished, and how long each shape takes."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.tokens = 0
+        self.clients: set[int] = set()
+        self.flying: dict[int, tuple[float, Shape]] = {}
+        self._took: dict[Shape, tuple[int, float]] = {}
+
+    def start(self, client: int, shape: Shape) -> None:
+        self.flying[client] = (time.monotonic(), shape)
+
+    def finish(self, client: int) -> None:
+        began, shape = self.flying.pop(client)
+        count, seconds = self._took.get(shape, (0, 0.0))
+        self._took[shape] = (count + 1, seconds + time.monotonic() - began)
+        self.requests += 1
+        self.tokens += shape.output_tokens
+        self.clients.add(client)
+
+    @property
+    def flying_tokens(self) -> int:
+        return sum(shape.output_tokens for _, shape in self.flying.values())
+
+    def spread_tokens(self, now: float) -> float:
+        """Output tokens by `now` when those of a request are spread evenly over its duration; one in
+        flight is taken to last as long as its shape did so far.
+        """
+        total = float(self.tokens)
+        for began, shape in self.flying.values():
+            count, seconds = self._took.get(shape, (0, 0.0))
+            if seconds > 0:
+                total += shape.output_tokens * min(1.0, (now - began) * count / seconds)
+        return total
+
+
+class ClosedLoop:
+    """Runs once: `run` warms up, measures, and leaves no request or connection behind."""
+
+    def __init__(self, server: Completions, workload: Workload, plan: MeasurePlan) -> None:
+        self._server = server
+        self._workload = workload
+        self._plan = plan
+        self._cycle = interleaved(workload.shapes)
+        self._tally = _Tally()
+        self._late_s = 0.0
+        # The server's counter before the first request; None when it has none.
+        self._counted_before: float | None = None
+
+    async def run(self, emit: Emit) -> None:
+        """Emits progress lines and `plan.windows` windows.
+
+        Raises:
+            LoadError: the server is gone, stuck, or answered wrongly.
+        """
+        began = time.monotonic()
+        async with self._server.connection() as meter:
+            await self._settle(meter)
+            tasks = [
+                asyncio.create_task(self._conduct(meter, began, emit)),
+                asyncio.create_task(self._watch()),
+                *(asyncio.create_task(self._client(i)) for i in range(self._workload.concurrency)),
+            ]
+            try:
+                # Only the conductor ends of itself; any other end is an error.
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                await cancel_all(tasks)
+
+    async def _client(self, index: int) -> None:
+        share = (index + 1) * _GOLDEN % 1
+        async with self._server.connection() as http:
+            while True:
+                shape = next(self._cycle)
+                if share < 1:
+                    shape = Shape(shape.input_tokens, math.ceil(share * shape.output_tokens))
+                    share = 1
+                self._tally.start(index, shape)
+                await self._server.ask(http, shape.input_tokens, shape.output_tokens)
+                self._tally.finish(index)
+
+    async def _watch(self) -> None:
+        """Adds up how late the event loop runs, and ends a measurement that hangs."""
+        limit_s = self._server.request_timeout_s
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            self._late_s += max(0.0, now - before - _TICK_S)
+            # The dictionary is in the order of starts: the first is the oldest.
+            oldest = next(iter(self._tally.flying.values()), None)
+            if oldest is not None and now - oldest[0] > limit_s:
+                raise ServerStuck(f"no answer within {limit_s:g} s")
+
+    async def _settle(self, meter: httpx.AsyncClient) -> None:
+        """Lets requests that an earlier load abandoned leave the server, and reads its counter."""
+        end = time.monotonic() + _SETTLE_S
+        while True:
+            metrics = await self._server.metrics(meter)
+            if metrics is None:
+                return
+            self._counted_before = metrics.total("generation_tokens")
+            busy = (metrics.total("num_requests_running") or 0) + (
+                metrics.total("num_requests_waiting") or 0
+            )
+            if busy == 0 or time.monotonic() > end:
+                return
+            await asyncio.sleep(_TICK_S)
+
+    async def _edge(self, meter: httpx.AsyncClient) -> _Edge:
+        metrics = None
+        sent = time.monotonic()
+        if self._counted_before is not None:
+            metrics = await self._server.metrics(meter)
+        now = time.monotonic()
+        # The server read its counter somewhere in between: the middle is at most half of it wrong.
+        at = (sent + now) / 2
+        tokens = self._tally.spread_tokens(now)
+        totals = dict.fromkeys(("prompt_tokens", "prefix_cache_hits", "num_preemptions"), 0.0)
+        if self._counted_before is not None:
+            counted = None if metrics is None else metrics.total("generation_tokens")
+            if metrics is None or counted is None:
+                raise BadAnswer("/metrics had a token counter at first and has none now")
+            tokens = counted - self._counted_before
+            totals = {name: metrics.total(name) or 0.0 for name in totals}
+        return _Edge(
+            at=at,
+            reading_s=now - sent,
+            tokens=tokens,
+            least_tokens=self._tally.tokens,
+            most_tokens=self._tally.tokens + self._tally.flying_tokens,
+            requests=self._tally.requests,
+            prompt_tokens=totals["prompt_tokens"],
+            hit_tokens=totals["prefix_cache_hits"],
+            preemptions=totals["num_preemptions"],
+            cpu_s=time.thread_time(),
+            late_s=self._late_s,
+        )
+
+    async def _conduct(self, meter: httpx.AsyncClient, began: float, emit: Emit) -> None:
+        plan, clients = self._plan, self._workload.concurrency
+        rate, doubts = await self._warm_up(meter, began, emit)
+        left_s = max(_TICK_S, began + plan.limit_s - time.monotonic())
+        length_s = left_s / plan.windows
+        if rate > 0:
+            asked_s = max(plan.waves * clients / rate * _MARGIN / plan.windows, _SHORTEST_S)
+            length_s = min(length_s, asked_s)
+            waves = rate * length_s * plan.windows / clients
+            # Under the margin is still covered; under one wave in a hundred nobody would mind.
+            short = length_s < asked_s and waves < 0.99 * plan.waves
+        else:
+            waves, short = 0.0, True
+        edges = [await self._edge(meter)]
+        for number in range(1, plan.windows + 1):
+            emit(f"measuring window {number} of {plan.windows}, {length_s:.1f} s each")
+            await asyncio.sleep(edges[0].at + number * length_s - time.monotonic())
+            edges.append(await self._edge(meter))
+            if number == plan.windows:
+                # Now it is known, not expected.
+                waves = (edges[-1].requests - edges[0].requests) / clients
+                short = waves < plan.waves
+            covers = f"covers {waves:.1f} of {plan.waves} waves in {length_s * plan.windows:.0f} s"
+            emit(self._window(*edges[-2:], [*doubts, *([covers] if short else [])]))
+
+    async def _warm_up(
+        self, meter: httpx.AsyncClient, began: float, emit: Emit
+    ) -> tuple[float, list[str]]:
+        """Requests per second at its end, and doubts, once enough waves are served.
+
+        A wave counts when as many requests have finished and as many tokens were made as it holds:
+        the first requests are cut short, so their number alone would end it early. When the limit
+        bites, one finished request per client will do; half the limit is the most it gets.
+        """
+        plan, clients, tally = self._plan, self._workload.concurrency, self._tally
+        mean_tokens = self._workload.mean_output_tokens
+        wanted = max(1, plan.warmup_waves * clients)
+        marks: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
+        told = began
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = time.monotonic()
+            if now - told >= 1:
+                told = now
+                emit(f"warming up: {tally.requests} of {wanted} requests")
+            over = now >= began + plan.limit_s / 2
+            enough = tally.requests >= wanted or len(tally.clients) == clients
+            # Reading the counter costs the server a little: ten times over the whole warm-up.
+            if not over and not (enough or now - marks[-1][0] >= max(1.0, 0.1 * (now - began))):
+                continue
+            if not over and now - marks[-1][0] < 0.02 * (now - began):
+                continue
+            edge = await self._edge(meter)
+            marks.append((edge.at, edge.tokens))
+            rate = _late_rate(marks) / mean_tokens
+            served = tally.requests >= wanted and edge.tokens >= plan.warmup_waves * clients * mean_tokens
+            windows_s = plan.waves * clients / rate * _MARGIN if rate > 0 else math.inf
+            tight = len(tally.clients) == clients and now + windows_s > began + plan.limit_s
+            if over or tight or (served and rate > 0):
+                break
+        waves = tally.requests / clients
+        if waves < plan.warmup_waves:
+            return rate, [f"warm-up covers {waves:.1f} of {plan.warmup_waves} waves"]
+        return rate, []
+
+    def _window(self, first: _Edge, last: _Edge, doubts: list[str]) -> Window:
+        seconds = last.at - first.at
+        prompts = last.prompt_tokens - first.prompt_tokens
+        hits = last.hit_tokens - first.hit_tokens
+        busy_s = max(last.cpu_s - first.cpu_s, last.late_s - first.late_s)
+        if busy_s > _BUSY_SHARE * seconds:
+            doubts.append("client-bound")
+        if hits > _HIT_SHARE * prompts:
+            doubts.append(f"prefix cache hits {min(1.0, hits / max(1.0, prompts)):.0%}".replace("%", " %"))
+        if max(first.reading_s, last.reading_s) > _READING_SHARE * seconds:
+            doubts.append(f"reading /metrics took {max(first.reading_s, last.reading_s):.2g} s")
+        if self._counted_before is None:
+            doubts.append("no token counter on /metrics: tokens spread over the requests' durations")
+        else:
+            # The server may count a step before or after it answers: one token per client.
+            slack = self._workload.concurrency
+            if not last.least_tokens - slack <= last.tokens <= last.most_tokens + slack:
+                doubts.append(
+                    f"the server counted {last.tokens:.0f} output tokens, "
+                    f"the clients account for {last.least_tokens} to {last.most_tokens}"
+                )
+        return Window(
+            seconds=seconds,
+            output_tokens=max(0, round(last.tokens) - round(first.tokens)),
+            requests=last.requests - first.requests,
+            preemptions=round(last.preemptions - first.preemptions),
+            prefix_hit_tokens=round(hits),
+            doubts=tuple(doubts),
+        )
+
+
+def _late_rate(marks: Sequence[tuple[float, float]]) -> float:
+    """Tokens per second over the later half of the marks' time: without compilation and first prefill."""
+    end, tokens = marks[-1]
+    middle = (marks[0][0] + end) / 2
+    at, before = next(early for early, late in pairwise(marks) if late[0] > middle or late is marks[-1])
+    return (tokens - before) / (end - at)

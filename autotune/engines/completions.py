@@ -1,0 +1,119 @@
+"""The two addresses of a server that the load needs: `/v1/completions` and `/metrics`."""
+
+from __future__ import annotations
+
+import json
+import ssl
+
+import httpx
+
+from autotune.engines.metrics import Metrics, parse_metrics
+from autotune.engines.prompts import Prompts
+
+#: Characters of an answer's body that an error quotes.
+_QUOTED = 200
+
+
+class LoadError(Exception):
+    """The load was not served; the message says in one line what happened instead."""
+
+
+class ServerGone(LoadError):
+    """The server's process has ended, or it refuses connections."""
+
+
+class ServerStuck(LoadError):
+    """A request was not answered within the time-out."""
+
+
+class BadAnswer(LoadError):
+    """The server answered with an error, or with another number of tokens than was asked for."""
+
+
+class Completions:
+    """Asks one server for completions of exact size, and for its metrics.
+
+    Args:
+        base_url: e.g. `http://127.0.0.1:8000`.
+        model: the name under which the server serves the model.
+        prompts: where prompts come from.
+        request_timeout_s: the longest wait for one answer.
+    """
+
+    def __init__(self, base_url: str, model: str, prompts: Prompts, request_timeout_s: float) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._model = model
+        self._prompts = prompts
+        self.request_timeout_s = request_timeout_s
+        # One for all connections: making it reads the certificate store, which takes 20 ms.
+        self._tls = ssl.create_default_context()
+
+    def connection(self) -> httpx.AsyncClient:
+        """A client with a connection of its own, kept alive, that ignores the proxies of the
+        environment. One per slot, because httpx's pool walks through all its connections for every
+        request, which 256 of them would feel.
+        """
+        transport = httpx.AsyncHTTPTransport(
+            verify=self._tls, trust_env=False, limits=httpx.Limits(max_connections=None)
+        )
+        timeout = httpx.Timeout(self.request_timeout_s)
+        return httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
+
+    async def ask(self, http: httpx.AsyncClient, input_tokens: int, output_tokens: int) -> None:
+        """Has one new prompt completed, and checks the server's count of both kinds of token.
+
+        Raises:
+            LoadError: ServerGone, ServerStuck or BadAnswer.
+        """
+        body = {
+            "model": self._model,
+            "prompt": self._prompts.take(input_tokens),
+            "max_tokens": output_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": False,
+        }
+        answer = await self._send(http, "POST", "/v1/completions", json.dumps(body))
+        if answer.status_code != 200:
+            raise BadAnswer(f"HTTP {answer.status_code}: {answer.text[:_QUOTED]}")
+        try:
+            usage = answer.json()["usage"]
+            counted_in, counted_out = usage["prompt_tokens"], usage["completion_tokens"]
+        except (ValueError, KeyError, TypeError):
+            raise BadAnswer(f"an answer without token counts: {answer.text[:_QUOTED]}") from None
+        if counted_in != input_tokens:
+            raise BadAnswer(f"sent {input_tokens} prompt tokens, the server counted {counted_in}")
+        if counted_out != output_tokens:
+            raise BadAnswer(f"asked for {output_tokens} output tokens, the server counted {counted_out}")
+
+    async def metrics(self, http: httpx.AsyncClient) -> Metrics | None:
+        """The server's metrics, None when it has no such page.
+
+        Raises:
+            LoadError: ServerGone or ServerStuck.
+        """
+        answer = await self._send(http, "GET", "/metrics", None)
+        if answer.status_code != 200:
+            return None
+        try:
+            return parse_metrics(answer.text)
+        except ValueError:
+            return None
+
+    async def _send(
+        self, http: httpx.AsyncClient, method: str, path: str, body: str | None
+    ) -> httpx.Response:
+        headers = None if body is None else {"content-type": "application/json"}
+        url = self._base_url + path
+        try:
+            try:
+                return await http.request(method, url, content=body, headers=headers)
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                # A server may close an idle connection (uvicorn after 5 s) just as it is used again.
+                # If it was the end of the server, the second try is refused at once.
+                return await http.request(method, url, content=body, headers=headers)
+        except httpx.TimeoutException:
+            raise ServerStuck(f"no answer from {path} within {self.request_timeout_s:g} s") from None
+        except httpx.TransportError as error:
+            what = str(error) or type(error).__name__
+            raise ServerGone(f"no connection to {self._base_url}: {what}") from error

@@ -1,0 +1,77 @@
+"""The closing table on stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+_STATUS = {
+    "improved": "faster than the default",
+    "same": "nothing better than the default was found",
+    "inconclusive": "not decided: the intervals overlap, or too few launches",
+    "unreachable": "the target is not reachable",
+}
+
+
+def print_summary(console: Console, result: Mapping[str, Any], run: str) -> None:
+    """Prints default against best, what was pruned by which gate, and what to type next."""
+    console.print(_body(result, run))
+
+
+def _body(result: Mapping[str, Any], run: str) -> RenderableType:
+    how = "measured" if result["measured"] else "PREDICTED, not measured"
+    lines: list[RenderableType] = [Text(f"{result['status']}: {_STATUS[result['status']]} ({how})")]
+    best, baseline = result["best"], result["baseline"]
+    table = Table(show_edge=False, pad_edge=False)
+    for title in ("", "tok/s", "95 %", "launches", "options"):
+        table.add_column(title, overflow="fold")
+    capped = baseline["capped_gpu_memory_utilization"]
+    rows = [("default (gmu capped)" if capped else "default", baseline), ("best", best)]
+    for name, row in rows:
+        if row is None:
+            table.add_row(name, "none", "", "", "")
+            continue
+        rate = (
+            f"{row['tok_s']:.2f}" if row["tok_s"] is not None else str(row.get("outcome") or "not run")
+        )
+        interval = f"{row['ci95'][0]:.2f} to {row['ci95'][1]:.2f}" if row["ci95"] else "unknown"
+        table.add_row(
+            name,
+            rate,
+            interval if row["tok_s"] else "",
+            str(row["launches"]),
+            options_text(row["params"]),
+        )
+    lines.append(table)
+    if best and baseline["tok_s"]:
+        lines.append(Text(f"best / default: {best['tok_s'] / baseline['tok_s']:.2f}"))
+    pruned = ", ".join(f"{gate} {count}" for gate, count in sorted(result["pruned"].items())) or "none"
+    total = sum(result["pruned"].values())
+    lines.append(
+        Text(f"pruned without a launch: {total} of {result['candidates']} configurations ({pruned})")
+    )
+    lines.append(
+        Text(
+            f"launched {result['launches']} of at most {result['max_launches']}, failed {result['failed']}, "
+            f"{result['seconds']:.0f} s in all"
+        )
+    )
+    for option, why in result["ineffective"].items():
+        lines.append(Text(f"no effect here: {option} ({why})"))
+    for doubt in result["doubts"][:8]:
+        lines.append(Text(f"doubt: {doubt}"))
+    if result["command"]:
+        lines += [Text(""), Text(result["command"])]
+    lines.append(Text(f"\n{run}"))
+    return Group(*lines)
+
+
+def options_text(params: Mapping[str, Any] | None) -> str:
+    """`--max-num-seqs 8 --block-size 32`, or a dash when nothing is given."""
+    if not params:
+        return "-"
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in params.items())

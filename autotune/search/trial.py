@@ -1,0 +1,103 @@
+"""One proposal of a search: what was asked, what arithmetic said, what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.core.facts import Facts
+from autotune.core.gates import Verdict
+from autotune.core.launch import LaunchConfig
+from autotune.core.outcome import Outcome
+from autotune.engines.base import Window
+
+#: The outcomes that mean "admitted by arithmetic, then out of memory": what the gates exist to prevent.
+MEMORY_OUTCOMES = frozenset(
+    outcome
+    for outcome in Outcome
+    if outcome.value.startswith(("gate", "oom_")) or outcome is Outcome.HOST_RAM
+)
+
+
+@dataclass
+class Trial:
+    """A line of trials.jsonl in the making.
+
+    Attributes:
+        purpose: "baseline", "search", "confirm".
+        outcome: what happened; for a refused proposal what arithmetic says would happen.
+        charged: True when a launch was spent.
+        windows: the measured windows; empty when it never got so far.
+    """
+
+    number: int
+    purpose: str
+    config: LaunchConfig
+    verdict: Verdict
+    outcome: Outcome
+    charged: bool
+    argv: Sequence[str] = ()
+    reason: str = ""
+    facts: Facts = field(default_factory=Facts)
+    windows: list[Window] = field(default_factory=list)
+    log: str = ""
+    log_tail: str = ""
+    started_at: str = ""
+    seconds: float = 0.0
+    #: "reserve" when only the bytes kept free for others stand against it.
+    refused_by: str = ""
+
+    @property
+    def tok_s(self) -> float | None:
+        """Output tokens per second over all windows; None when nothing was measured."""
+        seconds = sum(window.seconds for window in self.windows)
+        if not seconds or self.outcome is not Outcome.STARTED:
+            return None
+        return sum(window.output_tokens for window in self.windows) / seconds
+
+    @property
+    def rates(self) -> list[float]:
+        return [window.tok_s for window in self.windows]
+
+    @property
+    def wrong_admit(self) -> bool:
+        return self.charged and self.outcome in MEMORY_OUTCOMES
+
+    def record(self) -> dict[str, Any]:
+        """The line of trials.jsonl (the fields of design.md, and `reason`, `log_tail`)."""
+        verdict = self.verdict.as_dict()
+        return {
+            "number": self.number,
+            "purpose": self.purpose,
+            "params": self.config.params(),
+            "argv": list(self.argv),
+            "verdict": verdict["verdict"],
+            "outcome": self.outcome.value,
+            "charged": self.charged,
+            "refused_by": self.refused_by or None,
+            "reason": self.reason,
+            "headroom_bytes": verdict["headroom_bytes"],
+            "ledger": verdict["ledger"],
+            "observed": self.facts.as_dict(),
+            "measurement": self._measurement(),
+            "log": self.log,
+            "log_tail": self.log_tail,
+            "started_at": self.started_at,
+            "seconds": round(self.seconds, 2),
+        }
+
+    def _measurement(self) -> dict[str, Any] | None:
+        if not self.windows:
+            return None
+        doubts = list(dict.fromkeys(doubt for window in self.windows for doubt in window.doubts))
+        return {
+            "tok_s": self.tok_s,
+            "windows": [
+                {"seconds": round(w.seconds, 3), "output_tokens": w.output_tokens} for w in self.windows
+            ],
+            "requests": sum(window.requests for window in self.windows),
+            "preemptions": sum(window.preemptions for window in self.windows),
+            "prefix_hit_tokens": sum(window.prefix_hit_tokens for window in self.windows),
+            "doubts": doubts,
+        }
