@@ -250,7 +250,7 @@ def _search(
     if as_json:
         click.echo(json.dumps(result, indent=1))
     else:
-        print_summary(Console(), result, f"run folder: {folder.path}")
+        print_summary(_answer_console(), result, f"run folder: {folder.path}")
     return 0
 
 
@@ -301,6 +301,7 @@ def _byte_tokenizer(folder: Path, loaded: Any) -> Path:
 
 def _write_answer(folder: Any, engine: Any, state: Any, tokenizer: Path | None) -> str | None:
     """best.yaml and launch.sh for the winner; returns the command in one line, None without a winner."""
+    from autotune.report.summary import how_known
     from autotune.search.result import choose
 
     winner = choose(state)
@@ -313,7 +314,7 @@ def _write_answer(folder: Any, engine: Any, state: Any, tokenizer: Path | None) 
     script = (
         "#!/bin/sh\n"
         f"# {winner.tok_s:.2f} output tok/s at {state.workload.concurrency} clients, "
-        f"{'measured' if engine.measured else 'PREDICTED'} by autotune ({folder.run_id}).\n"
+        f"{how_known(engine.name, engine.measured)} (autotune, {folder.run_id}).\n"
         "# Further vLLM options may follow, e.g. launch.sh --port 8001.\n"
         f'{exports}exec {command} "$@"\n'
     )
@@ -353,6 +354,15 @@ def _warn_cpu(console: Any, fixed: dict[str, Any]) -> None:
             highlight=False,
             markup=False,
         )
+
+
+def _answer_console() -> Any:
+    """stdout; 110 columns when it is not a terminal, so that tables in files are not cut at 80."""
+    import sys
+
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 110)
 
 
 def _as_interrupt(*_: object) -> None:

@@ -55,7 +55,7 @@ class SearchView(Listener):
             best = f", best so far {self._best:.2f} tok/s" if self._best else ""
             self._status.update(f"{self._head}: {text}{self._left()}{best}")
         elif text != self._last_phase:
-            self._console.print(f"  {text}{self._left()}", highlight=False)
+            self._print(f"  {text}{self._left()}")
         self._last_phase = text
 
     def finished(self, trial: Trial) -> None:
@@ -79,4 +79,4 @@ class SearchView(Listener):
         return f", about {left_s / 60:.0f} min left" if left_s >= 90 else f", about {left_s:.0f} s left"
 
     def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)

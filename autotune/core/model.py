@@ -9,7 +9,9 @@ from typing import Any
 
 from autotune.core.configdict import number, section, text_config
 from autotune.core.interval import Interval
-from autotune.core.kv import FULL, MLA, SLIDING, STATE, AttentionLayers
+from autotune.core.kv import AttentionLayers
+from autotune.core.layers import attention_layers
+from autotune.core.positions import max_length, rotary_elements
 from autotune.core.shapes import Decoder, has_towers, packing_of, parts_from_config
 from autotune.core.tensors import PARAMETER_CLASSES, Part, TensorInfo, parts_from_tensors
 from autotune.errors import BadInput
@@ -24,20 +26,18 @@ _UNTIED = {
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen2_vl", "qwen2_5_vl",
     "phi", "phi3", "deepseek_v2", "deepseek_v3", "olmo", "olmo2", "gpt_neox", "stablelm", "internlm2",
 }  # fmt: skip
-_TIED = {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "opt", "bloom", "falcon", "cohere", "cohere2"}
-
-#: Keys from which vLLM takes the longest length, the smallest of those present
-#: (transformers_utils/model_arch_config_convertor.py).
-_LENGTH_KEYS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
-    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
-#: vLLM's own fall-back when none is there.
-_DEFAULT_LENGTH = 2048
-#: RoPE kinds whose factor is in `max_position_embeddings` already (config/model.py).
-_SCALED_ROPES = (
-    "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default", "mrope",
-)  # fmt: skip
+_TIED = {
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "gpt2",
+    "opt",
+    "bloom",
+    "falcon",
+    "cohere",
+    "cohere2",
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,9 @@ class ModelSpec:
         if not isinstance(config, Mapping):
             raise BadInput("config.json is not a mapping")
         text = text_config(config)
-        family = str(text.get("model_type") or config.get("model_type") or "unknown").removesuffix("_text")
+        family = str(text.get("model_type") or config.get("model_type") or "unknown").removesuffix(
+            "_text"
+        )
         doubts: list[str] = []
         decoder = _decoder(text, doubts)
         quant = config.get("quantization_config") or text.get("quantization_config")
@@ -131,18 +133,20 @@ class ModelSpec:
             kv_heads=decoder.kv_heads,
             head_dim=decoder.head_dim,
             vocab=decoder.vocab,
-            max_length=_max_length(text, family, doubts),
+            max_length=max_length(text, family, doubts),
             dtype=dtype,
             quantization=packing.method if packing else None,
             tied=tied,
             multimodal=has_towers(config),
             parts=parts,
-            rotary_elements=_rotary_elements(text, decoder),
+            rotary_elements=rotary_elements(text, decoder),
             largest_layer_parameter_bytes=_largest_parameter(decoder, text, tensors, bool(packing)),
-            attention=_attention_layers(text, decoder, family, doubts),
+            attention=attention_layers(text, decoder, family, doubts),
             experts=experts,
             experts_per_token=min(experts, number(text, "experts_per_token", 1)),
-            expert_intermediate=number(text, "expert_intermediate", decoder.intermediate) if experts > 1 else 0,
+            expert_intermediate=number(text, "expert_intermediate", decoder.intermediate)
+            if experts > 1
+            else 0,
             vision_hidden=number(vision, "embed_dim", number(vision, "hidden", 1152)) if vision else 0,
             vision_intermediate=number(vision, "intermediate", 4304) if vision else 0,
             vision_merge=number(vision, "spatial_merge_size", 1) if vision else 1,
@@ -192,9 +196,13 @@ class ModelSpec:
         """Bytes per token over all layers at the checkpoint's dtype, one device, windows ignored."""
         return sum(item.layers * item.token_bytes(self.dtype_bytes) for item in self.attention)
 
-    def decoder_bytes(self, dtype_bytes: float, *, tensor_parallel: int = 1, pipeline_parallel: int = 1) -> Interval:
+    def decoder_bytes(
+        self, dtype_bytes: float, *, tensor_parallel: int = 1, pipeline_parallel: int = 1
+    ) -> Interval:
         """Bytes of decoder layers on the rank that holds most: all that `cpu_offload_gb` can move."""
-        return self._shard(self.parts["decoder_layers"].size_bytes(dtype_bytes), tensor_parallel, pipeline_parallel)
+        return self._shard(
+            self.parts["decoder_layers"].size_bytes(dtype_bytes), tensor_parallel, pipeline_parallel
+        )
 
     def weight_bytes(
         self,
@@ -236,17 +244,21 @@ def _decoder(text: Mapping[str, Any], doubts: list[str]) -> Decoder:
     layers, hidden, heads = (number(text, name) for name in ("layers", "hidden", "heads"))
     if layers > 4096 or heads > 65536:
         raise BadInput(f"config.json: {layers} layers with {heads} heads are no model that vLLM can run")
-    if text.get("multi_query") is True:
-        kv_heads = 1
-    else:
-        kv_heads = number(text, "kv_heads", heads)
-    if "head_dim" not in text and "kv_channels" not in text and hidden % heads and not text.get("kv_lora_rank"):
+    kv_heads = 1 if text.get("multi_query") is True else number(text, "kv_heads", heads)
+    if (
+        "head_dim" not in text
+        and "kv_channels" not in text
+        and hidden % heads
+        and not text.get("kv_lora_rank")
+    ):
         raise BadInput(f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads")
     head_dim = number(text, "head_dim", max(1, hidden // heads))
     if kv_heads > heads:
         raise BadInput(f"config.json: {kv_heads} key/value heads are more than {heads} attention heads")
     intermediate = number(text, "intermediate", 4 * hidden)
-    if isinstance(text.get("intermediate_size"), list) or isinstance(text.get("num_key_value_heads"), list):
+    if isinstance(text.get("intermediate_size"), list) or isinstance(
+        text.get("num_key_value_heads"), list
+    ):
         doubts.append("layers differ in size: the largest one is taken for all")
     return Decoder(layers, hidden, intermediate, heads, kv_heads, head_dim, number(text, "vocab"))
 
@@ -269,7 +281,10 @@ def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
 
 
 def _tied(
-    config: Mapping[str, Any], text: Mapping[str, Any], family: str, tensors: Mapping[str, TensorInfo] | None
+    config: Mapping[str, Any],
+    text: Mapping[str, Any],
+    family: str,
+    tensors: Mapping[str, TensorInfo] | None,
 ) -> bool | None:
     for source in (text, config):
         if isinstance(source.get("tie_word_embeddings"), bool):
@@ -279,68 +294,10 @@ def _tied(
     if family in _TIED:
         return True
     if tensors:
-        return not any(name.endswith(("lm_head.weight", "embed_out.weight", "output.weight")) for name in tensors)
+        return not any(
+            name.endswith(("lm_head.weight", "embed_out.weight", "output.weight")) for name in tensors
+        )
     return None
-
-
-def _ropes(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    described = text.get("rope_parameters") or text.get("rope_scaling")
-    if not isinstance(described, dict):
-        return []
-    nested = [value for value in described.values() if isinstance(value, dict)]
-    return nested or [described]
-
-
-def _rope_kind(rope: Mapping[str, Any]) -> str:
-    return str(rope.get("rope_type") or rope.get("type") or "default")
-
-
-def _max_length(text: Mapping[str, Any], family: str, doubts: list[str]) -> int | None:
-    """As vLLM derives it (config/model.py `_get_and_verify_max_len`): the smallest of the known keys,
-    times the RoPE factor unless the kind has it in already.
-    """
-    lengths = [number(text, key, 0) for key in _LENGTH_KEYS if text.get(key) is not None]
-    lengths = [length for length in lengths if length]
-    if not lengths:
-        doubts.append(f"config.json names no longest length: vLLM takes {_DEFAULT_LENGTH}")
-        return None
-    longest = float(min(lengths))
-    for rope in _ropes(text):
-        kind, factor = _rope_kind(rope), rope.get("factor")
-        if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0 < factor < 1e4:
-            continue
-        original = number(rope, "original_max_position_embeddings", int(longest))
-        if kind == "yarn" and original * factor > longest:
-            # Older versions multiply, newer ones do not: the longer is never refused here.
-            doubts.append("whether YaRN's factor lengthens the longest length depends on vLLM's version")
-            longest = original * factor
-        elif kind not in _SCALED_ROPES and "gemma3" not in family:
-            longest *= factor
-    return int(longest)
-
-
-def _rotary_elements(text: Mapping[str, Any], d: Decoder) -> int:
-    """cos and sin tables: positions × rotary width for each distinct rope, ×4 for M-RoPE
-    (vLLM's MRotaryEmbedding multiplies its positions by 4).
-    """
-    positions = number(text, "max_position_embeddings", 0)
-    if not positions or text.get("alibi") is True:
-        return 0
-    ropes = _ropes(text)
-    if text.get("kv_lora_rank"):
-        width = number(text, "qk_rope_head_dim")
-    else:
-        share = text.get("partial_rotary_factor", text.get("rotary_pct", 1.0))
-        width = int(d.head_dim * share) if isinstance(share, (int, float)) and 0 < share <= 1 else d.head_dim
-    stretch = 1.0
-    for rope in ropes:
-        if "mrope_section" in rope or _rope_kind(rope) == "mrope":
-            stretch = max(stretch, 4.0)
-        elif _rope_kind(rope) in ("yarn", "deepseek_yarn") and isinstance(rope.get("factor"), (int, float)):
-            original = number(rope, "original_max_position_embeddings", positions)
-            stretch = max(stretch, min(1e4, original * float(rope["factor"]) / positions))
-    tables = 2 if text.get("rope_local_base_freq") else 1
-    return int(positions * width * stretch * tables)
 
 
 def _largest_parameter(
@@ -362,99 +319,9 @@ def _kv_cache_bits(quant: Mapping[str, Any] | None) -> int | None:
     scheme = section(quant, "kv_cache_scheme")
     if scheme and isinstance(scheme.get("num_bits"), int):
         return int(scheme["num_bits"])
-    algorithm = str(quant.get("kv_cache_quant_algo") or section(quant, "quantization").get("kv_cache_quant_algo") or "")
+    algorithm = str(
+        quant.get("kv_cache_quant_algo")
+        or section(quant, "quantization").get("kv_cache_quant_algo")
+        or ""
+    )
     return {"FP8": 8, "NVFP4": 4}.get(algorithm.upper())
-
-
-#: What a layer list may call its layers, and the kind it is here. Chunked attention counts as full: vLLM
-#: turns its hybrid manager off for it (section 4.2).
-_KINDS = {
-    "full_attention": FULL, "attention": FULL, "chunked_attention": FULL, "global": FULL, "full": FULL, "*": FULL,
-    "sliding_attention": SLIDING, "sliding_window_attention": SLIDING, "local": SLIDING,
-    "linear_attention": STATE, "mamba": STATE, "mamba2": STATE, "conv": STATE, "recurrent": STATE, "M": STATE,
-    "moe": "", "mlp": "", "-": "", "E": "", "hybrid": STATE,
-}  # fmt: skip
-#: Families whose layers all keep a recurrent state beside (or instead of) attention.
-_PURE_STATE = {"mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv6", "rwkv7", "xlstm"}
-_STATE_FAMILIES = {
-    "jamba", "bamba", "zamba2", "falcon_h1", "nemotron_h", "granitemoehybrid", "qwen3_next", "plamo2", "lfm2",
-    "minimax", "minimax_text_01", "kimi_linear",
-}  # fmt: skip
-
-
-def _attention_layers(
-    text: Mapping[str, Any], d: Decoder, family: str, doubts: list[str]
-) -> tuple[AttentionLayers, ...]:
-    if text.get("kv_lora_rank"):
-        width = number(text, "kv_lora_rank") + number(text, "qk_rope_head_dim")
-        if text.get("index_topk"):
-            doubts.append("sparse attention keeps an index beside its KV cache: its size is not counted exactly")
-        return (AttentionLayers(MLA, d.layers, 1, width),)
-    window = text.get("sliding_window")
-    window = window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else None
-    if text.get("use_sliding_window") is False:
-        window = None
-    value_dim = number(text, "v_head_dim", d.head_dim)
-    kinds = _kinds(text, d, family, window, doubts)
-    layers = []
-    for kind in (FULL, SLIDING, STATE):
-        count = kinds.count(kind)
-        if count:
-            span = window if kind == SLIDING else None
-            layers.append(AttentionLayers(kind, count, d.kv_heads, d.head_dim + value_dim, span))
-    return tuple(layers)
-
-
-def _kinds(
-    text: Mapping[str, Any], d: Decoder, family: str, window: int | None, doubts: list[str]
-) -> list[str]:
-    """The kind of each layer."""
-    listed = text.get("layer_types") or text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    kinds: list[str]
-    if isinstance(listed, (list, str)) and len(listed) >= d.layers:
-        unknown = {str(k) for k in listed[: d.layers]} - set(_KINDS)
-        if unknown:
-            doubts.append(f"layer kinds not known: {', '.join(sorted(unknown)[:3])}")
-        kinds = [_KINDS.get(str(k), STATE) for k in listed[: d.layers]]
-        if family == "falcon_h1":
-            kinds = [FULL] * d.layers + [STATE]
-    elif family in _PURE_STATE:
-        kinds = [STATE] * d.layers
-    elif isinstance(text.get("attn_layer_period"), int) and text["attn_layer_period"] > 0:
-        offset = number(text, "attn_layer_offset", 0)
-        kinds = [FULL if i % text["attn_layer_period"] == offset else STATE for i in range(d.layers)]
-    elif isinstance(text.get("full_attention_interval"), int) and text["full_attention_interval"] > 0:
-        step = text["full_attention_interval"]
-        kinds = [FULL if (i + 1) % step == 0 else STATE for i in range(d.layers)]
-    elif family in _STATE_FAMILIES:
-        kinds = [STATE] * d.layers
-    elif window is not None:
-        kinds = _windowed(text, d, family, doubts)
-    else:
-        kinds = [FULL] * d.layers
-    if window is None:
-        kinds = [FULL if k == SLIDING else k for k in kinds]
-    shared = number(text, "num_kv_shared_layers", 0)
-    if shared:
-        kinds = kinds[: max(1, d.layers - shared)]
-        doubts.append("the last layers share the KV cache of earlier ones")
-    if STATE in kinds:
-        doubts.append(
-            "layers with a recurrent state: their bytes are not counted exactly, so the KV bounds are wide"
-        )
-    return [kind for kind in kinds if kind]
-
-
-def _windowed(text: Mapping[str, Any], d: Decoder, family: str, doubts: list[str]) -> list[str]:
-    pattern = text.get("sliding_window_pattern")
-    if not isinstance(pattern, int) or isinstance(pattern, bool) or pattern < 1:
-        # Families whose class, not the config file, holds the pattern: every second, or five in six.
-        pattern = {"gemma2": 2, "gemma3": 6, "cohere2": 4}.get(family)
-    if pattern:
-        return [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(d.layers)]
-    first_full = text.get("max_window_layers")
-    if family.startswith("qwen") and isinstance(first_full, int):
-        # Layers from `max_window_layers` on slide (Qwen2's own configuration class).
-        doubts.append("sliding layers of this family: the split is taken from max_window_layers")
-        return [FULL if i < first_full else SLIDING for i in range(d.layers)]
-    return [SLIDING] * d.layers

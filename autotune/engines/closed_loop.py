@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -22,6 +21,7 @@ import httpx
 from autotune.core.workload import Shape, Workload
 from autotune.engines.base import MeasurePlan, Window
 from autotune.engines.completions import BadAnswer, Completions, ServerStuck
+from autotune.engines.tally import Tally, interleaved
 
 #: Takes what the caller is to see: a finished window, or a line of progress.
 Emit = Callable[[Window | str], None]
@@ -52,23 +52,6 @@ async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def interleaved(shapes: Sequence[Shape]) -> Iterator[Shape]:
-    """The shapes forever, by weight, so that any stretch holds the mix to within a request per shape.
-
-    Smooth weighted round-robin (nginx): each turn every shape gains its weight, the richest is
-    taken and pays the sum of all.
-    """
-    total = sum(shape.weight for shape in shapes)
-    credit = [0.0] * len(shapes)
-    while True:
-        for at, shape in enumerate(shapes):
-            credit[at] += shape.weight
-        # The first of equals; max() alone would do, but for rounding of weights such as 0.1.
-        richest = max(range(len(shapes)), key=lambda at: (round(credit[at] / total, 9), -at))
-        credit[richest] -= total
-        yield shapes[richest]
-
-
 @dataclass(frozen=True)
 class _Edge:
     """All counters at one moment (seconds of the monotonic clock)."""
@@ -77,7 +60,7 @@ class _Edge:
     reading_s: float
     #: Output tokens so far: the server's own count, or the clients' estimate.
     tokens: float
-    #: What the clients account for: finished, and finished plus everything in flight.
+    #: What the clients account for: finished when the reading began; finished or in flight at its end.
     least_tokens: int
     most_tokens: int
     requests: int
@@ -88,43 +71,6 @@ class _Edge:
     late_s: float
 
 
-class _Tally:
-    """What the clients know: requests in flight, finished, and how long each shape takes."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.tokens = 0
-        self.clients: set[int] = set()
-        self.flying: dict[int, tuple[float, Shape]] = {}
-        self._took: dict[Shape, tuple[int, float]] = {}
-
-    def start(self, client: int, shape: Shape) -> None:
-        self.flying[client] = (time.monotonic(), shape)
-
-    def finish(self, client: int) -> None:
-        began, shape = self.flying.pop(client)
-        count, seconds = self._took.get(shape, (0, 0.0))
-        self._took[shape] = (count + 1, seconds + time.monotonic() - began)
-        self.requests += 1
-        self.tokens += shape.output_tokens
-        self.clients.add(client)
-
-    @property
-    def flying_tokens(self) -> int:
-        return sum(shape.output_tokens for _, shape in self.flying.values())
-
-    def spread_tokens(self, now: float) -> float:
-        """Output tokens by `now` when those of a request are spread evenly over its duration; one in
-        flight is taken to last as long as its shape did so far.
-        """
-        total = float(self.tokens)
-        for began, shape in self.flying.values():
-            count, seconds = self._took.get(shape, (0, 0.0))
-            if seconds > 0:
-                total += shape.output_tokens * min(1.0, (now - began) * count / seconds)
-        return total
-
-
 class ClosedLoop:
     """Runs once: `run` warms up, measures, and leaves no request or connection behind."""
 
@@ -133,7 +79,7 @@ class ClosedLoop:
         self._workload = workload
         self._plan = plan
         self._cycle = interleaved(workload.shapes)
-        self._tally = _Tally()
+        self._tally = Tally()
         self._late_s = 0.0
         # The server's counter before the first request; None when it has none.
         self._counted_before: float | None = None
@@ -167,7 +113,7 @@ class ClosedLoop:
                 shape = next(self._cycle)
                 if share < 1:
                     shape = Shape(shape.input_tokens, math.ceil(share * shape.output_tokens))
-                    share = 1
+                    share = 1.0
                 self._tally.start(index, shape)
                 await self._server.ask(http, shape.input_tokens, shape.output_tokens)
                 self._tally.finish(index)
@@ -202,7 +148,7 @@ class ClosedLoop:
 
     async def _edge(self, meter: httpx.AsyncClient) -> _Edge:
         metrics = None
-        sent = time.monotonic()
+        sent, least_tokens = time.monotonic(), self._tally.tokens
         if self._counted_before is not None:
             metrics = await self._server.metrics(meter)
         now = time.monotonic()
@@ -216,11 +162,13 @@ class ClosedLoop:
                 raise BadAnswer("/metrics had a token counter at first and has none now")
             tokens = counted - self._counted_before
             totals = {name: metrics.total(name) or 0.0 for name in totals}
+            # Queries are counted with the hits, when a request is admitted; 0 without a prefix cache.
+            totals["prompt_tokens"] = metrics.total("prefix_cache_queries") or totals["prompt_tokens"]
         return _Edge(
             at=at,
             reading_s=now - sent,
             tokens=tokens,
-            least_tokens=self._tally.tokens,
+            least_tokens=least_tokens,
             most_tokens=self._tally.tokens + self._tally.flying_tokens,
             requests=self._tally.requests,
             prompt_tokens=totals["prompt_tokens"],
@@ -234,26 +182,22 @@ class ClosedLoop:
         plan, clients = self._plan, self._workload.concurrency
         rate, doubts = await self._warm_up(meter, began, emit)
         left_s = max(_TICK_S, began + plan.limit_s - time.monotonic())
-        length_s = left_s / plan.windows
+        span_s = left_s
         if rate > 0:
-            asked_s = max(plan.waves * clients / rate * _MARGIN / plan.windows, _SHORTEST_S)
-            length_s = min(length_s, asked_s)
-            waves = rate * length_s * plan.windows / clients
-            # Under the margin is still covered; under one wave in a hundred nobody would mind.
-            short = length_s < asked_s and waves < 0.99 * plan.waves
-        else:
-            waves, short = 0.0, True
+            asked_s = plan.waves * clients / rate * _MARGIN
+            span_s = min(left_s, max(asked_s, _SHORTEST_S * plan.windows))
+        expected = rate * span_s / clients
         edges = [await self._edge(meter)]
         for number in range(1, plan.windows + 1):
-            emit(f"measuring window {number} of {plan.windows}, {length_s:.1f} s each")
-            await asyncio.sleep(edges[0].at + number * length_s - time.monotonic())
+            emit(f"measuring window {number} of {plan.windows}, {span_s / plan.windows:.1f} s each")
+            await asyncio.sleep(edges[0].at + span_s * number / plan.windows - time.monotonic())
             edges.append(await self._edge(meter))
             if number == plan.windows:
-                # Now it is known, not expected.
-                waves = (edges[-1].requests - edges[0].requests) / clients
-                short = waves < plan.waves
-            covers = f"covers {waves:.1f} of {plan.waves} waves in {length_s * plan.windows:.0f} s"
-            emit(self._window(*edges[-2:], [*doubts, *([covers] if short else [])]))
+                expected = self._waves(edges[0], edges[-1])
+            # Compared as printed: nobody is to read "covers 3.0 of 3 waves".
+            short = round(expected, 1) < plan.waves
+            covers = f"covers {expected:.1f} of {plan.waves} waves in {span_s:.0f} s"
+            emit(self._window(edges[-2], edges[-1], [*doubts, *([covers] if short else [])]))
 
     async def _warm_up(
         self, meter: httpx.AsyncClient, began: float, emit: Emit
@@ -267,8 +211,11 @@ class ClosedLoop:
         plan, clients, tally = self._plan, self._workload.concurrency, self._tally
         mean_tokens = self._workload.mean_output_tokens
         wanted = max(1, plan.warmup_waves * clients)
-        marks: list[tuple[float, float]] = [(time.monotonic(), 0.0)]
-        told = began
+        wanted_tokens = plan.warmup_waves * clients * mean_tokens
+        # Of the whole fleet's first prefill nothing is in the later half; clients that only estimate
+        # know nothing of the first half before requests finish.
+        marks: list[tuple[float, float]] = [(began, 0.0)]
+        told, looked, rate = began, began, 0.0
         while True:
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
@@ -276,24 +223,35 @@ class ClosedLoop:
                 told = now
                 emit(f"warming up: {tally.requests} of {wanted} requests")
             over = now >= began + plan.limit_s / 2
-            enough = tally.requests >= wanted or len(tally.clients) == clients
-            # Reading the counter costs the server a little: ten times over the whole warm-up.
-            if not over and not (enough or now - marks[-1][0] >= max(1.0, 0.1 * (now - began))):
+            all_served = len(tally.clients) == clients
+            # Reading the counter costs the server a little: some ten times while nothing can come of
+            # it, then often enough to overshoot by 5 % at most.
+            near = tally.requests >= wanted or all_served
+            pause_s = max(0.25, 0.05 * (now - began)) if near else max(1.0, 0.1 * (now - began))
+            if not over and now - looked < pause_s:
                 continue
-            if not over and now - marks[-1][0] < 0.02 * (now - began):
-                continue
+            looked = now
             edge = await self._edge(meter)
             marks.append((edge.at, edge.tokens))
+            if self._counted_before is None:
+                marks = [marks[0], marks[-1]]
             rate = _late_rate(marks) / mean_tokens
-            served = tally.requests >= wanted and edge.tokens >= plan.warmup_waves * clients * mean_tokens
+            served = tally.requests >= wanted and edge.tokens >= wanted_tokens
             windows_s = plan.waves * clients / rate * _MARGIN if rate > 0 else math.inf
-            tight = len(tally.clients) == clients and now + windows_s > began + plan.limit_s
+            tight = all_served and now + windows_s > began + plan.limit_s
             if over or tight or (served and rate > 0):
                 break
         waves = tally.requests / clients
         if waves < plan.warmup_waves:
             return rate, [f"warm-up covers {waves:.1f} of {plan.warmup_waves} waves"]
         return rate, []
+
+    def _waves(self, first: _Edge, last: _Edge) -> float:
+        """Waves served between two edges. Requests that were half done at the first edge and those half
+        done at the last rarely balance, so tokens count as well as requests.
+        """
+        by_tokens = (last.tokens - first.tokens) / self._workload.mean_output_tokens
+        return max(by_tokens, last.requests - first.requests) / self._workload.concurrency
 
     def _window(self, first: _Edge, last: _Edge, doubts: list[str]) -> Window:
         seconds = last.at - first.at
@@ -303,7 +261,7 @@ class ClosedLoop:
         if busy_s > _BUSY_SHARE * seconds:
             doubts.append("client-bound")
         if hits > _HIT_SHARE * prompts:
-            doubts.append(f"prefix cache hits {min(1.0, hits / max(1.0, prompts)):.0%}".replace("%", " %"))
+            doubts.append(f"prefix cache hits {100 * min(1.0, hits / max(1.0, prompts)):.0f} %")
         if max(first.reading_s, last.reading_s) > _READING_SHARE * seconds:
             doubts.append(f"reading /metrics took {max(first.reading_s, last.reading_s):.2g} s")
         if self._counted_before is None:
@@ -327,8 +285,8 @@ class ClosedLoop:
 
 
 def _late_rate(marks: Sequence[tuple[float, float]]) -> float:
-    """Tokens per second over the later half of the marks' time: without compilation and first prefill."""
+    """Tokens per second over the later half of the time, or from the last mark before that."""
     end, tokens = marks[-1]
     middle = (marks[0][0] + end) / 2
-    at, before = next(early for early, late in pairwise(marks) if late[0] > middle or late is marks[-1])
+    at, before = [mark for mark in marks if mark[0] <= middle][-1]
     return (tokens - before) / (end - at)

@@ -45,8 +45,9 @@ class Completions:
         self._model = model
         self._prompts = prompts
         self.request_timeout_s = request_timeout_s
-        # One for all connections: making it reads the certificate store, which takes 20 ms.
-        self._tls = ssl.create_default_context()
+        # One for all connections; reading the certificate store takes up to 70 ms and http needs none.
+        secure = base_url.startswith("https:")
+        self._tls = ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     def connection(self) -> httpx.AsyncClient:
         """A client with a connection of its own, kept alive, that ignores the proxies of the

@@ -15,7 +15,7 @@ import contextlib
 import queue
 import resource
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 from autotune.core.workload import Workload
@@ -102,7 +102,9 @@ class LoadClient:
                 else:
                     progress(event)
 
-    def _drive(self, job: Callable[[Emit], Coroutine[Any, Any, None]]) -> Iterator[Window | str]:
+    def _drive(
+        self, job: Callable[[Emit], Coroutine[Any, Any, None]]
+    ) -> Generator[Window | str, None, None]:
         """What `job` emits while it runs in an event loop of its own; its error is raised here."""
         events: queue.SimpleQueue[Window | str | BaseException | None] = queue.SimpleQueue()
         loop = asyncio.new_event_loop()

@@ -22,13 +22,15 @@ _LOG = logging.getLogger(__name__)
 
 # vLLM 0.32 ends within 1 s of TERM on two slow cores; ten times that is a refusal to end.
 TERM_S = 10.0
-# A UNIX socket path holds 107 characters (unix(7)); vLLM adds a name of up to 70 to its temporary folder.
+# A UNIX socket path holds 107 characters (unix(7)); vLLM adds a name of up to 70 to its temporary
+# folder.
 _TMP_PARENT = "/tmp"
 # Workers and the resource tracker end within 0.3 s of the API server (vLLM 0.32).
 _FOLLOW_S = 2.0
 _POLL_S = 0.05
 _TCP_LISTEN = "0A"  # include/net/tcp_states.h
-#: Local addresses of /proc/net/tcp and tcp6 on which 127.0.0.1 is reached: itself, 0.0.0.0, ::, ::ffff:127.0.0.1.
+#: Local addresses of /proc/net/tcp and tcp6 on which 127.0.0.1 is reached: itself, 0.0.0.0, ::,
+#: ::ffff:127.0.0.1.
 _LOOPBACK = {
     "0100007F",
     "00000000",
@@ -41,7 +43,7 @@ class ServerProcess:
     """A command running in its own session, which is ended with all that descends from it.
 
     Args:
-        argv: the command; no shell is involved.
+        argv: gives the command, once the temporary folder is there; no shell is involved.
         env: its whole environment, to which the private TMPDIR and the mark are added.
         log_path: receives stdout and stderr; written anew, readable by its owner only.
 
@@ -53,7 +55,9 @@ class ServerProcess:
         OSError: the command cannot be executed. Nothing is left behind.
     """
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, argv: Callable[[Path], Sequence[str]], *, env: Mapping[str, str], log_path: Path
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.log_path = log_path
         self._known: set[tuple[int, int]] = set()
@@ -66,7 +70,7 @@ class ServerProcess:
             self._watchdog = _start_watchdog(self.mark, self.tmp_dir)
             try:
                 self._popen = subprocess.Popen(
-                    list(argv),
+                    list(argv(self.tmp_dir)),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -108,7 +112,9 @@ class ServerProcess:
         total = 0
         for proc in self.members():
             with contextlib.suppress(OSError, ValueError), open(f"/proc/{proc.pid}/io") as file:
-                total += sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "read_bytes")))
+                total += sum(
+                    int(line.split()[1]) for line in file if line.startswith(("rchar", "read_bytes"))
+                )
         return total
 
     def serves(self, port: int) -> bool | None:
@@ -124,15 +130,15 @@ class ServerProcess:
             ours |= socket_inodes(proc.pid)
         return inodes <= ours
 
-    def end(self, *, term_s: float = TERM_S) -> None:
-        """TERM, wait, KILL, wait; then removes what is left. Safe to call twice; never raises for a dead server."""
+    def end(self, *, term_s: float | None = None) -> None:
+        """TERM, wait, KILL, wait, remove what is left. May be called twice; fine for a dead server."""
         if self._ended:
             return
         segments = watchdog.shared_memory([proc.pid for proc in self.members(deep=True)])
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGTERM)
-            wait_until(lambda: self.returncode is not None, term_s)
+            wait_until(lambda: self.returncode is not None, TERM_S if term_s is None else term_s)
             # Its children follow by themselves when it ended in order.
             if self.returncode is not None:
                 wait_until(lambda: not self.members(deep=True), _FOLLOW_S)
@@ -168,7 +174,7 @@ class ServerProcess:
 
 
 def _start_watchdog(mark: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Its own session, so that Ctrl-C in the terminal does not reach it; not marked, so that it is not its own prey."""
+    """In a session of its own, out of Ctrl-C's reach; without the mark, so not its own prey."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", watchdog.__file__, mark, str(folder)],
         stdin=subprocess.PIPE,
@@ -182,13 +188,15 @@ def _start_watchdog(mark: str, folder: Path) -> subprocess.Popen[bytes]:
 def server_environment(env: Mapping[str, str], mark: str, tmp_dir: Path) -> dict[str, str]:
     """`env` with what a marked server in a private temporary folder needs."""
     return {
-        # Inductor keeps its compile cache in the temporary folder unless told otherwise; it must survive a launch.
+        # Inductor keeps its compile cache in the temporary folder unless told otherwise; it must survive
+        # a launch.
         "TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor_{_user()}",
         "PYTHONUNBUFFERED": "1",
         **env,
         "TMPDIR": str(tmp_dir),
         watchdog.MARK: mark,
-        # Without it setproctitle, by which vLLM renames its processes, wipes the environment that carries the mark.
+        # Without it setproctitle, by which vLLM renames its processes, wipes the environment that
+        # carries the mark.
         "SPT_NOENV": "1",
     }
 

@@ -120,4 +120,4 @@ def _window(rate: Rate) -> Window:
     seconds = _SPAN_S if rate.seconds is None else rate.seconds
     tokens = round(rate.tok_s * seconds)
     # Whole tokens in exactly the recorded rate: the span gives way, not the figure.
-    return Window(seconds=tokens / rate.tok_s, output_tokens=tokens, requests=0, doubts=("replayed",))
+    return Window(seconds=tokens / rate.tok_s, output_tokens=tokens, requests=0)

@@ -1,4 +1,4 @@
-"""Waits for a server to be ready, and tells a failed start from a slow one by what the log and the processor say."""
+"""Waits for a server to be ready; tells a failed start from a slow one by log and processor time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from autotune.engines.process import ServerProcess
 from autotune.vllm.logs import fatal_line
 
 _POLL_S = 0.2
-# After a fatal line: the traceback that follows it, and on some versions the parent's own message 5 s later.
+# After a fatal line: the traceback that follows it, and on some versions the parent's own message 5 s
+# later.
 _LAST_WORDS_S = 1.5
 _LAST_WORDS_LIMIT_S = 10.0
-# Below this share of one processor a server is waiting, not working: an idle vLLM 0.32 polls at 1 to 2 %.
+# Below this share of one processor a server is waiting, not working: an idle vLLM 0.32 polls at 1 to 2
+# %.
 _BUSY_SHARE = 0.05
 _SAMPLE_S = 5.0
 #: vLLM repeats these once a minute while it waits for a worker that may be dead: no sign of progress.
@@ -38,10 +40,10 @@ class Patience:
     """How long a start may take.
 
     Attributes:
-        idle_s: without a new log line, processor time or reading: hung. vLLM is silent for 60 s and more while it
-            compiles, but it computes then.
-        silent_s: without a new log line although it computes: a spinning deadlock looks like that. The longest
-            silent compilation seen was 69 s on two slow cores; large models on slow hosts take minutes.
+        idle_s: without a new log line, processor time or reading: hung. vLLM is silent for 60 s and more
+            while it compiles, but it computes then.
+        silent_s: without a new log line although it computes: a spinning deadlock looks like that. The
+            longest silent compilation seen was 69 s on two slow cores; large models take minutes.
         total_s: in all, None for no such limit.
     """
 
@@ -163,7 +165,10 @@ class _Clock:
     def _works(self, span_s: float) -> bool:
         cpu_s, read_bytes = self._process.cpu_s(), self._process.read_bytes()
         # Both fall when a process of the group ends, which is life as well.
-        works = abs(cpu_s - self._cpu_s) > _BUSY_SHARE * span_s or abs(read_bytes - self._read_bytes) > 1 << 20
+        works = (
+            abs(cpu_s - self._cpu_s) > _BUSY_SHARE * span_s
+            or abs(read_bytes - self._read_bytes) > 1 << 20
+        )
         self._cpu_s, self._read_bytes = cpu_s, read_bytes
         return works
 
@@ -192,4 +197,8 @@ def _tell_phase(line: str, progress: Progress) -> None:
 
 
 def _exit_text(status: int) -> str:
-    return f"the server was killed by signal {-status}" if status < 0 else f"the server exited with status {status}"
+    return (
+        f"the server was killed by signal {-status}"
+        if status < 0
+        else f"the server exited with status {status}"
+    )

@@ -12,23 +12,7 @@ from typing import Any
 
 from autotune.errors import BadInput
 
-#: Files by which vLLM (through transformers) recognises a tokenizer in a model folder.
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "tekken.json",
-    "vocab.json",
-    "vocab.txt",
-    "tiktoken.model",
-)
-
 _SPECIAL = ("<s>", "</s>")
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """True when `folder` holds a file that vLLM would load a tokenizer from."""
-    return any((folder / name).exists() for name in TOKENIZER_FILES)
 
 
 def byte_alphabet() -> list[str]:

@@ -1,13 +1,15 @@
 """Ends a server and all that descends from it, also when autotune itself is killed.
 
-Two users: `process.ServerProcess` imports the functions, and the watchdog runs this very file as a script
-(`python -I -S watchdog.py MARK TMPDIR`), so it may import nothing but the standard library.
+Two users: `process.ServerProcess` imports the functions, and the watchdog runs this very file as a
+script (`python -I -S watchdog.py MARK TMPDIR`), so it may import nothing but the standard library.
 
-The watchdog's standard input is a pipe whose only write end autotune holds. Lines on it: `group PID` names
-the server's process group, `done` means that everything is gone. End of file means that autotune died.
+The watchdog's standard input is a pipe whose only write end autotune holds. Lines on it: `group PID`
+names the server's process group, `done` means that everything is gone. End of file means that autotune
+died.
 
 Who belongs to a server: its process group, every process whose environment carries its mark, and their
-descendants. vLLM renames its processes (setproctitle), which wipes `/proc/PID/environ` unless SPT_NOENV is set.
+descendants. vLLM renames its processes (setproctitle), which wipes `/proc/PID/environ` unless SPT_NOENV
+is set.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ MARK = "AUTOTUNE_LAUNCH_ID"
 #: Private temporary folders begin with this; nothing else is ever removed.
 TMP_PREFIX = "at-"
 
-# Python's resource tracker frees shared memory and semaphores when its clients are gone (about 0.1 s, seen with
-# vLLM 0.32); killed together with them it would leave them in /dev/shm. It gets this long.
+# Python's resource tracker frees shared memory and semaphores when its clients are gone (about 0.1 s,
+# seen with vLLM 0.32); killed together with them it would leave them in /dev/shm. It gets this long.
 _TRACKER_S = 2.0
-# A process in the GPU driver (state D) dies only when the driver lets go; 30 s is far above what was seen (1 s).
+# A process in the GPU driver (state D) dies only when the driver lets go; 30 s is far above what was
+# seen (1 s).
 _GONE_S = 30.0
 # Shared memory that vLLM, torch and NCCL create: multiprocessing segments and semaphores, torch, NCCL.
 _SHM_PREFIXES = ("psm_", "sem.mp-", "torch_", "nccl-")
@@ -79,11 +82,13 @@ def carries(pid: int, mark: str) -> bool:
         return False
 
 
-def belongings(group: int | None, mark: str, known: set[tuple[int, int]], *, deep: bool = True) -> list[Proc]:
+def belongings(
+    group: int | None, mark: str, known: set[tuple[int, int]], *, deep: bool = True
+) -> list[Proc]:
     """The live processes of one server.
 
     Args:
-        group: its process group; None when it must not be looked at (it may belong to somebody else by now).
+        group: its process group; None when it may belong to somebody else by now.
         mark: value of its mark.
         known: `(pid, start)` of processes seen before; every one found is added.
         deep: also read every process's environment (a few milliseconds).

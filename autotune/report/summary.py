@@ -19,11 +19,15 @@ _STATUS = {
 
 def print_summary(console: Console, result: Mapping[str, Any], run: str) -> None:
     """Prints default against best, what was pruned by which gate, and what to type next."""
-    console.print(_body(result, run))
+    console.print(_body(result))
+    if result["command"]:
+        # Never wrapped: it is there to be copied.
+        console.print(f"\n{result['command']}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\n{run}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _body(result: Mapping[str, Any], run: str) -> RenderableType:
-    how = "measured" if result["measured"] else "PREDICTED, not measured"
+def _body(result: Mapping[str, Any]) -> RenderableType:
+    how = how_known(result["engine"], result["measured"])
     lines: list[RenderableType] = [Text(f"{result['status']}: {_STATUS[result['status']]} ({how})")]
     best, baseline = result["best"], result["baseline"]
     table = Table(show_edge=False, pad_edge=False)
@@ -64,9 +68,6 @@ def _body(result: Mapping[str, Any], run: str) -> RenderableType:
         lines.append(Text(f"no effect here: {option} ({why})"))
     for doubt in result["doubts"][:8]:
         lines.append(Text(f"doubt: {doubt}"))
-    if result["command"]:
-        lines += [Text(""), Text(result["command"])]
-    lines.append(Text(f"\n{run}"))
     return Group(*lines)
 
 
@@ -75,3 +76,10 @@ def options_text(params: Mapping[str, Any] | None) -> str:
     if not params:
         return "-"
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in params.items())
+
+
+def how_known(engine: str, measured: bool) -> str:
+    """Where figures come from, in a word or two that stand beside them."""
+    if not measured:
+        return "PREDICTED, not measured"
+    return "recorded" if engine == "replay" else "measured"

@@ -29,7 +29,7 @@ class Goal:
     max_launches: int
     concurrency: int | None = None
     shapes: tuple[Shape, ...] | None = None
-    plan: MeasurePlan = MeasurePlan()
+    plan: MeasurePlan = field(default_factory=MeasurePlan)
     budget_s: float | None = None
     reserve_bytes: int = 0
     seed: int = 0

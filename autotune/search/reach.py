@@ -53,7 +53,10 @@ def nearest_reachable(
         if shortfall:
             details["shortfall_bytes"] = int(shortfall)
         short = f", short by {mib_text(shortfall)}" if shortfall else ""
-        message = f"{target_len} tokens not reachable: the nearest configuration fails {judgement.refused_by}{short}"
+        message = (
+            f"{target_len} tokens not reachable: the nearest configuration fails "
+            f"{judgement.refused_by}{short}"
+        )
         reason = judgement.reason
     nearest = _nearest_length(refused, predictor, engine, calibration, target_len)
     if nearest:

@@ -9,8 +9,8 @@ from autotune.core import stats
 from autotune.core.launch import LaunchConfig
 from autotune.engines.base import Engine
 from autotune.errors import Unreachable
+from autotune.search.state import SearchState
 from autotune.search.trial import Trial
-from autotune.search.tuner import SearchState
 
 #: Within this share two configurations count as equal (issue 7 and PolyServe: ties within 2 %).
 TIE = 0.02
@@ -49,7 +49,7 @@ def score(state: SearchState, config: LaunchConfig) -> Scored:
     interval = None
     if len(rates) > 1 or len(rates[0]) > 1:
         summary = stats.summarise(rates)
-        interval = (summary.low, summary.high)
+        interval = (summary.low_tok_s, summary.high_tok_s)
     return Scored(config, state.mean_tok_s(config), interval, len(rates), rates)
 
 
@@ -87,7 +87,7 @@ def status_of(winner: Scored, baseline: Scored | None, state: SearchState) -> st
 
 
 def result_of(state: SearchState, engine: Engine, command: str | None) -> dict[str, Any]:
-    """result.json (design.md), with `valid_for`, `baseline_capped`, `ineffective`, `doubts`, `failed`."""
+    """result.json (design.md), with `valid_for`, `ineffective`, `doubts` and `failed` beside it."""
     winner = choose(state)
     base_config = state.baseline.config
     base_trials = [t for t in state.trials if t.config == base_config and t.purpose == "baseline"]
@@ -139,10 +139,10 @@ def _doubts(state: SearchState, winner: Scored | None) -> list[str]:
     for trial in state.trials:
         if winner is None or trial.config in (winner.config, state.baseline.config):
             found += [f"{_label(trial)}: {doubt}" for w in trial.windows for doubt in w.doubts]
-        if trial.charged and trial.facts.polluted_by_bytes:
+        if trial.charged and trial.polluted:
             found.append(f"{_label(trial)}: the device was not clean before the launch")
     return list(dict.fromkeys(found))
 
 
 def _label(trial: Trial) -> str:
-    return f"launch {trial.number} ({trial.purpose})"
+    return f"trial {trial.number} ({trial.purpose})"

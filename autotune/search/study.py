@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.core.gates import Verdict
@@ -49,7 +49,7 @@ class Study:
             BadInput: the storage cannot be opened.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._distributions = {
+        self._distributions: dict[str, BaseDistribution] = {
             option: CategoricalDistribution(list(choices)) for option, choices in values.items()
         }
         try:

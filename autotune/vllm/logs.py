@@ -9,17 +9,19 @@ bounded by a cache of lines, whatever the log's length.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.core.facts import Facts
 from autotune.core.outcome import Outcome
 from autotune.vllm.failures import ERROR_LINE, FRAMES, HARMLESS, RULES, Kind, Rule, stage_by_allocator
 from autotune.vllm.logfacts import FactsBuilder, figures_in
 from autotune.vllm.logtext import Line, clean_line, parse_line, read_lines, split_lines
+
+_K = TypeVar("_K", str, bytes)
+_V = TypeVar("_V")
 
 __all__ = ["LogReading", "clean_line", "fatal_line", "read_log", "read_log_file"]
 
@@ -73,31 +75,23 @@ class _Stage:
 
 # Text, the stage that it shows. Figures show the others.
 _MILESTONES = (
-    ("oad", re.compile(r"Starting to load model|Loading (?:safetensors|pt|model weights|weights) ?(?:checkpoint|with|from)")),
-    ("aptur", re.compile(r"Capturing (?:the model for )?CUDA graph|Capturing a cudagraph")),
-    ("graphs", re.compile(r"CUDA graphs can take additional")),
+    (_Stage.LOADING, "oad", re.compile(r"Starting to load model|Loading (?:safetensors|pt|model weights|weights) ?(?:checkpoint|with|from)")),
+    (_Stage.CAPTURING, "aptur", re.compile(r"Capturing (?:the model for )?CUDA graph|Capturing a cudagraph")),
+    (_Stage.CAPTURING, "graphs", re.compile(r"CUDA graphs can take additional")),
 )  # fmt: skip
 _SERVES = re.compile(r'Application startup complete|Uvicorn running on|Avg prompt throughput|HTTP/1\.\d" 200\b')
 _BANNER = re.compile(r"vLLM API server version|non-default args: |\bversion \d+\.\d+\.\d+")
 _STOPPING = re.compile(
     r"^KeyboardInterrupt\b|[Rr]eceived (?:signal )?(?:SIGINT|SIGTERM|15|2)\b|Waiting for application shutdown"
-    r"|Waiting for connections to close|Finished server process"
+    r"|Waiting for connections to close|Finished server process|received signal=SIG(?:TERM|INT)"
+    r"|\[shutdown\] API server: shutdown triggered"
 )
 
-# One of these is in every line that matters (a test holds the rules to it); the others are passed over unread.
-_HOT = (
-    "rror", "xception", "emory", "took", "take", "ache", "lock", "illed", "137", "-9", "SIG", "status=9", "died",
-    "ngine", "args", "ersion", "Using", "sing the V", "raph", "oad", "apab", "kernel", "ivisible", "uantization",
-    "nvalid", "nknown", "arger", "ddress", "EADDR", "socket", "imed", "waiting", "Waiting", "stop", "startup",
-    "Uvicorn", "throughput", "200", "offloaded", "len", "max_", "upported", "rchitecture", "mplement", "ecogni",
-    "ttention", "onfiguration", "ackend", "resource", "sm_", "find", "argument", "size", "utilization", "GPU",
-    "ordinal", "identifier", "Repo id", "custom", "trust_remote", "unexpected", "Pipeline", "bootstrapping",
-    "alidation", "xclusive", "cannot", "atchdog", "front", "Worker", "worker", "background", "xecuting", "bad_alloc",
-    "serve", "desired", "budget", "allocate", "NVML", "OUT_OF", "ALLOC", "enough", "warming", "oom", "OOM", "Task",
-    "fit", "Graph", "concurrency", "Enforce", "Runner", "fatal", "fault", "not found", "terminate", "Traceback",
-    "Failure", "Unsupported", "KeyboardInterrupt", "eceived", "shutdown", "Finished", "cancelled", "exit", "gpu",
-    "RPC", "total_gpu_memory", "Explicitly", "Auto", "capacity", "init",
-)  # fmt: skip
+# Figures do not decide whether a line is worth reading, except in these texts (exit codes, errno, counts of 0).
+_DIGITS = b"0123456789"
+_DIGITS_DECIDE = re.compile(r"exit|code|status|return|Errno|ignal|SIG|blocks|illed|for kv|ptxas|rror in")
+# What users send is printed in the server's log and proves nothing.
+_REQUEST = ("Received request ", "Added request ")
 
 
 @dataclass(frozen=True)
@@ -114,6 +108,12 @@ class _Scan:
     stopping: bool = False
     banner: bool = False
     serves: bool = False
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing to learn from it."""
+        return not (self.rules or self.figures or self.stage or self.error or self.traceback or self.stopping
+                    or self.banner) and self.frame is None  # fmt: skip
 
 
 @dataclass
@@ -153,9 +153,10 @@ class _Session:
         return any((self.root, self.broad, self.oom, self.kill, self.parent))
 
 
-# A restarted server repeats its lines, and a log of many ranks says all things n times: what a line says by itself
-# is kept for this many lines (at most 32 kB each, 200 B as a rule).
+# Lines of a log are few texts with other figures: what a line says by itself is kept for this many of them.
 _CACHE_LINES = 2048
+# Longer ones are not kept, so that the cache stays under 20 MB. Only the engine's config line comes near.
+_CACHED_CHARS = 8192
 # A terminal of 80 columns wraps vLLM's longest message that matters (250 characters and its prefix) into 4 lines.
 _WRAPPED_LINES = 4
 # pydantic names the field and quotes the cause within this many lines of "validation error for".
@@ -168,11 +169,12 @@ class _Reader:
     def __init__(self) -> None:
         self._session = _Session()
         self._earlier: _Session | None = None
-        self._cache: dict[str, tuple[_Scan, ...]] = {}
-        self._joins: dict[tuple[str, ...], _Scan] = {}
-        self._recent: deque[Line] = deque(maxlen=_WRAPPED_LINES)
-        self._cold = ""
-        self._warm = 0  # lines for which a joint with the last telling line is still possible
+        self._scans: dict[bytes, tuple[_Scan, ...]] = {}
+        self._exact: dict[str, tuple[_Scan, ...]] = {}  # lines whose figures count
+        # The text without digits of lines (and joints of lines) of which nothing is to be learnt -> whether vLLM's prefix is on it.
+        self._quiet: dict[bytes, bool] = {}
+        # Raw lines that a telling text may begin in, with their keys.
+        self._recent: list[tuple[bytes, str]] = []
         self._at = 0
 
     def feed(self, raw: str) -> None:
@@ -180,30 +182,64 @@ class _Reader:
         if self._session.serving and ("Avg prompt throughput" in raw or 'HTTP/1.1" 200' in raw):
             self._session.wait = None
             return
-        for token in _HOT:
-            if token in raw:
-                break
+        end = raw.find(")") + 1 if raw[:1] == "(" else 0  # the process id tells servers and ranks apart
+        key = _without_digits(raw[end:])
+        if end:
+            key = raw[:end].encode("utf-8", "replace") + key
+        prefixed = self._quiet.get(key)
+        if prefixed is None:
+            self._feed_new(raw, key)
+        elif prefixed:
+            self._recent = [(key, raw)]
         else:
-            if not self._warm:
-                self._cold = raw
-                return
-            self._warm -= 1
-            for line in parse_line(raw):
-                self._join(line)
-            return
-        scans = self._cache.get(raw)
+            self._join(raw, key)
+
+    def _feed_new(self, raw: str, key: bytes) -> None:
+        scans = self._scans.get(key)
         if scans is None:
-            scans = tuple(_scan(line) for line in parse_line(raw))
-            if len(self._cache) >= _CACHE_LINES:
-                self._cache.clear()
-            self._cache[raw] = scans
-        if self._cold:
-            self._recent.extend(parse_line(self._cold))
-            self._cold = ""
-        self._warm = _WRAPPED_LINES - 1
+            scans = self._exact.get(raw)
+        if scans is None:
+            # Half of it is not text: a binary file, of which no line is to be read.
+            junk = raw.count("\ufffd") * 2 > len(raw) or any(word in raw for word in _REQUEST)
+            scans = () if junk else tuple(_scan(line) for line in parse_line(raw))
+            exact = any(scan.figures for scan in scans) or _DIGITS_DECIDE.search(raw)
+            if not exact and all(scan.quiet for scan in scans):
+                _keep(self._quiet, key, any(scan.line.prefixed for scan in scans))
+            elif exact:
+                _keep(self._exact, raw, scans)
+            else:
+                _keep(self._scans, key, scans)
         for scan in scans:
+            if not scan.quiet:
+                self._apply(scan)
+        if any(scan.line.prefixed for scan in scans):
+            self._recent = [(key, raw)]
+        else:
+            self._join(raw, key)
+
+    def _join(self, raw: str, key: bytes) -> None:
+        """Look for texts that a terminal cut at the joint between a line without prefix and the ones before it."""
+        joint = b"\n".join((*(before for before, _ in self._recent), key))
+        self._recent.append((key, raw))
+        if len(self._recent) > 1 and joint not in self._quiet:
+            self._join_new(joint)
+        if len(self._recent) == _WRAPPED_LINES:
+            rest = self._recent[1:]
+            telling = any(key in self._scans or raw in self._exact for key, raw in rest)
+            self._recent = rest if telling else rest[-1:]
+
+    def _join_new(self, joint: bytes) -> None:
+        *before, last = (parse_line(raw)[-1] for _, raw in self._recent)
+        head = "".join(line.text for line in before)
+        level = next((line.level for line in before if line.level), "")
+        scan = _scan(Line(head + last.text, level, "", last.process), crossing=len(head))
+        if not scan.quiet:
             self._apply(scan)
-            self._join(scan.line)
+        elif not _DIGITS_DECIDE.search(scan.line.text):
+            _keep(self._quiet, joint, False)
+        root = self._session.root
+        if scan.figures and root and self._at - root.at < _WRAPPED_LINES and root.text in scan.line.text:
+            root.text = scan.line.text[scan.line.text.index(root.text) :]
 
     def reading(self) -> LogReading:
         session = self._session
@@ -226,28 +262,6 @@ class _Reader:
             serving=session.serving,
             args=dict(session.builder.args),
         )
-
-    def _join(self, line: Line) -> None:
-        """Look for texts that a terminal cut at the joint between `line` and the ones before it."""
-        # A continuation has no prefix of vLLM's own.
-        if self._recent and line.text and not line.level and not line.source:
-            head = "".join(part.text for part in self._recent)
-            texts = (head, line.text)
-            scan = self._joins.get(texts)
-            if scan is None:
-                level = next((part.level for part in reversed(self._recent) if part.level), "")
-                whole = Line(head + line.text, level, "", line.process)
-                scan = _scan(whole, crossing=len(head))
-                if len(self._joins) >= _CACHE_LINES:
-                    self._joins.clear()
-                self._joins[texts] = scan
-            self._apply(scan)
-            root = self._session.root
-            if scan.figures and root and self._at - root.at < _WRAPPED_LINES and root.text in scan.line.text:
-                root.text = scan.line.text[scan.line.text.index(root.text) :]
-        elif line.level:
-            self._recent.clear()
-        self._recent.append(line)
 
     def _apply(self, scan: _Scan) -> None:
         if scan.banner and self._session.failed and self._at - self._last_failure() > 1:
@@ -299,9 +313,7 @@ class _Reader:
         mark = _Mark(self._at, line.text.strip(), rule.outcome or Outcome.OTHER)
         if rule.kind is Kind.ROOT:
             refused_request = session.serving and rule.outcome is Outcome.BAD_ARG
-            if not refused_request and not session.root:
-                session.root = mark
-            elif session.root and mark.outcome in _EXPLICIT_STAGES and session.root.outcome is Outcome.OTHER:
+            if (not refused_request and not session.root) or (session.root and mark.outcome in _EXPLICIT_STAGES and session.root.outcome is Outcome.OTHER):
                 session.root = mark
         elif rule.kind is Kind.BROAD:
             if not session.serving:
@@ -386,28 +398,34 @@ def _verdict(session: _Session) -> tuple[Outcome | None, _Mark | None]:
 
 
 def _scan(line: Line, *, crossing: int = 0) -> _Scan:
+    """What `line` says; with `crossing`, only by texts that span this position."""
     text = line.text
-    calm = line.calm or bool(HARMLESS.search(text))
-    rules = tuple(rule for rule in RULES if (rule.calm or not calm) and rule.found(text, crossing=crossing))
+    rules = tuple(rule for rule in RULES if rule.need in text and rule.found(text, crossing=crossing))
+    error = not line.calm and bool(ERROR_LINE.search(text))
+    frame = _frame_index(text) if not line.calm and ("_" in text or "(" in text) else None
+    if (rules or error or frame is not None) and (line.calm or HARMLESS.search(text)):
+        rules, error, frame = tuple(rule for rule in rules if rule.calm), False, None
     figures = figures_in(text, crossing=crossing)
-    serves = not crossing and bool(_SERVES.search(text))
-    stage = _Stage.READY if serves else _stage_of(figures)
+    stage = _stage_of(figures)
     if crossing:
         return _Scan(line, rules, figures, stage=stage)
-    if not stage:
-        for number, (need, pattern) in enumerate(_MILESTONES):
-            if need in text and pattern.search(text):
-                stage = _Stage.LOADING if number == 0 else _Stage.CAPTURING
+    serves = bool(_SERVES.search(text))
+    if serves:
+        stage = _Stage.READY
+    for reached, need, pattern in () if stage else _MILESTONES:
+        if need in text and pattern.search(text):
+            stage = reached
+    process = line.process.rpartition("/")[2]
     return _Scan(
         line,
         rules,
         figures,
-        frame=None if calm else _frame_index(text),
+        frame=frame,
         stage=stage,
-        error=not calm and bool(ERROR_LINE.search(text)),
+        error=error,
         traceback="Traceback (most recent call last)" in text,
         stopping=bool(_STOPPING.search(text)),
-        banner=bool(_BANNER.search(text)) and line.process.rpartition("/")[2][:9] in ("", "APIServer", "ApiServer"),
+        banner=bool(_BANNER.search(text)) and (not process or process.lower().startswith("apiserver")),
         serves=serves,
     )
 
@@ -425,6 +443,18 @@ def _stage_of(figures: tuple[tuple[str, str], ...]) -> int:
         elif name == "weights":
             stage = max(stage, _Stage.LOADED)
     return stage
+
+
+def _keep(cache: dict[_K, _V], key: _K, value: _V) -> None:
+    if len(key) <= _CACHED_CHARS:
+        if len(cache) >= _CACHE_LINES:
+            cache.clear()
+        cache[key] = value
+
+
+def _without_digits(text: str) -> bytes:
+    # As bytes: five times faster than str.translate, on every line of a log.
+    return text.encode("utf-8", "replace").translate(None, _DIGITS)
 
 
 def _frame_index(text: str) -> int | None:

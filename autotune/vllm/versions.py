@@ -18,15 +18,15 @@ _V28 = replace(
 )  # fmt: skip
 #: 0.20: old formula, runner V1, no largest tier.
 _V20 = replace(
-    _V28, column="0.20", drop_formula=False, v2_runner="none", in_flight_by_batches=False, largest_tier=False,
-    tokens_by_length=False, graph_limit_blackwell=512, graph_exact_sizes=(),
+    _V28, column="0.20", drop_formula=False, v2_runner="none", in_flight_by_batches=False,
+    largest_tier=False, tokens_by_length=False, graph_limit_blackwell=512, graph_exact_sizes=(),
 )  # fmt: skip
 #: 0.26 (20 launches on an H200, section 7.1): old formula, runner V2 for every model seen, graph
-#: estimate not subtracted, `cpu_offload_gb` ignored, "KV cache size" = blocks × block size.
+#: estimate not subtracted, `cpu_offload_gb` ignored, "KV cache size" = blocks x block size.
 _V26 = replace(
     _V20, column="0.26", v2_runner="all", graphs_v2=False, offload_v2="ignored", largest_tier=True,
 )  # fmt: skip
-#: 0.11: default gmu 0.90, float budget, no graph estimate, T not bounded by S × L. Its fixed choice of
+#: 0.11: default gmu 0.90, float budget, no graph estimate, T not bounded by S x L. Its fixed choice of
 #: block sizes is gate 0's own check (vllm/defaults.py).
 _V11 = replace(
     _V20, column="0.11", default_gmu=0.90, ceil_budget=False, graphs_v1=False, tokens_within_seqs=False,

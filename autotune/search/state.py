@@ -1,0 +1,48 @@
+"""Everything a search knows; the result is made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from autotune.core.calibration import Calibration
+from autotune.core.launch import LaunchConfig
+from autotune.core.workload import Workload
+from autotune.search.baseline import Baseline
+from autotune.search.goal import Goal
+from autotune.search.pool import Pool
+from autotune.search.trial import Trial
+from autotune.spaces import Space
+
+
+@dataclass
+class SearchState:
+    """Written by the tuner alone."""
+
+    goal: Goal
+    space: Space
+    workload: Workload
+    baseline: Baseline
+    pool: Pool
+    calibration: Calibration
+    trials: list[Trial] = field(default_factory=list)
+    launches: int = 0
+    started_s: float = 0.0
+    seconds: float = 0.0
+    ineffective: dict[str, str] = field(default_factory=dict)
+    interrupted: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def of(self, config: LaunchConfig) -> list[Trial]:
+        """The launches of one configuration."""
+        return [trial for trial in self.trials if trial.charged and trial.config == config]
+
+    def served(self) -> list[LaunchConfig]:
+        """Configurations that have a throughput, the fastest (mean of launches) first; one that
+        failed in any launch is left out."""
+        configs = dict.fromkeys(trial.config for trial in self.trials if trial.tok_s is not None)
+        whole = [c for c in configs if all(t.tok_s is not None or t.transient for t in self.of(c))]
+        return sorted(whole, key=self.mean_tok_s, reverse=True)
+
+    def mean_tok_s(self, config: LaunchConfig) -> float:
+        rates = [trial.tok_s for trial in self.of(config) if trial.tok_s is not None]
+        return sum(rates) / len(rates)

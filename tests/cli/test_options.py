@@ -1,0 +1,105 @@
+"""Option texts of the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.options import parse_passthrough, parse_seconds, parse_workload
+from autotune.core.workload import Shape
+from autotune.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "rest"),
+    [
+        (["--dtype", "float32", "--seed", "3"], {"dtype": "float32"}, ("--seed", "3")),
+        (["--dtype=float32"], {"dtype": "float32"}, ()),
+        (["--enforce-eager", "--foo"], {"enforce_eager": True}, ("--foo",)),
+        (["--tensor-parallel-size", "2"], {"tensor_parallel_size": 2}, ()),
+        (["--tensor_parallel_size=2"], {"tensor_parallel_size": 2}, ()),
+        (
+            ["--tokenizer", "x", "--load-format", "dummy"],
+            {},
+            ("--tokenizer", "x", "--load-format", "dummy"),
+        ),
+        (["--trust-remote-code"], {}, ("--trust-remote-code",)),
+    ],
+)
+def test_options_that_change_memory_are_known(words: list[str], options: dict, rest: tuple) -> None:
+    found = parse_passthrough(words, trusted={})
+    assert (found.options, found.rest) == (options, rest)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-num-seqs", "3"], "searched options"),
+        (["--port", "8000"], "a free port"),
+        (["--host=0.0.0.0"], "127.0.0.1"),
+        (["--dtype"], "value is missing"),
+        (["--tensor-parallel-size", "0"], "at least 1"),
+        (["--dtype", "float16"], "by --set"),
+    ],
+)
+def test_options_that_are_ours_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        parse_passthrough(words, trusted={"dtype": "float32"})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1.5h", 5400), (None, None)]
+)
+def test_times(text: str | None, seconds: float | None) -> None:
+    assert parse_seconds(text, "--budget") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "0", "-3m", "1d", "nan"])
+def test_bad_times(text: str) -> None:
+    with pytest.raises(BadInput, match="--budget"):
+        parse_seconds(text, "--budget")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((None, None, None), (None, None)),
+        ((4, None, None), (4, None)),
+        ((None, 100, None), (None, (Shape(100, 412),))),
+        ((None, None, 100), (None, (Shape(412, 100),))),
+        ((4, 64, 16), (4, (Shape(64, 16),))),
+    ],
+)
+def test_workload_numbers(numbers: tuple, expected: tuple) -> None:
+    assert parse_workload(None, *numbers, 512) == expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"), [((None, 512, None), "no room"), ((None, 500, 100), "longest request has 600")]
+)
+def test_a_request_longer_than_the_target_is_refused(numbers: tuple, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        parse_workload(None, *numbers, 512)
+
+
+def test_a_workload_file(tmp_path: Path) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text("concurrency: 3\nshapes:\n- {input_tokens: 8, output_tokens: 4, weight: 2}\n")
+    assert parse_workload(path, None, None, None, 512) == (3, (Shape(8, 4, 2.0),))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("3", "must be a mapping"),
+        ("concurrency: 3", "shapes: must be a list"),
+        ("{concurrency: 3, shapes: [{input_tokens: 8}]}", r"shapes\[0\].output_tokens"),
+        ("{concurrency: x, shapes: [{input_tokens: 8, output_tokens: 4}]}", "concurrency: must be"),
+        ("{concurrency: 3, shapes: [3]}", r"shapes\[0\]: must be a mapping"),
+        ("[", "not valid YAML"),
+    ],
+)
+def test_a_bad_workload_file_names_the_field(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "w.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=said):
+        parse_workload(path, None, None, None, 512)

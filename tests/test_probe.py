@@ -1,0 +1,349 @@
+"""Readings of memory: the node file, control groups, and GPUs through stand-ins for torch and NVML."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import probe
+from autotune.core.device import DeviceKind
+from autotune.core.interval import Interval
+from autotune.errors import EngineUnavailable
+from autotune.units import GIB, MIB
+
+KIB = 1024
+NODE = """\
+Node 0 MemTotal:        7431968 kB
+Node 0 MemFree:         6000000 kB
+Node 0 MemUsed:         1431968 kB
+Node 0 Active(anon):      99999 kB
+Node 0 Active(file):     300000 kB
+Node 0 Inactive(file):   200000 kB
+Node 0 SReclaimable:      50000 kB
+"""
+AVAILABLE = (6000000 + 300000 + 200000 + 50000) * KIB
+MEMINFO = "MemTotal:       24683656 kB\nMemFree: 1 kB\nMemAvailable:   20000000 kB\n"
+CPUINFO = "processor\t: 0\nmodel name\t: Test CPU @ 2 GHz\nflags\t\t: fpu avx2 avx512_bf16\n"
+
+
+def machine(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def node_file(number: int) -> str:
+    return f"sys/devices/system/node/node{number}/meminfo"
+
+
+V2 = "sys/fs/cgroup/memory"
+V1 = "sys/fs/cgroup/memory/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "total", "available"),
+    [
+        # The node, not the machine's 23.5 GiB.
+        ({node_file(0): NODE, "proc/meminfo": MEMINFO}, 7431968 * KIB, AVAILABLE),
+        # No NUMA: the whole machine.
+        ({"proc/meminfo": MEMINFO}, 24683656 * KIB, 20000000 * KIB),
+        # Control groups clamp only when they are smaller than the node.
+        ({node_file(0): NODE, f"{V2}.max": "max\n"}, 7431968 * KIB, AVAILABLE),
+        (
+            {node_file(0): NODE, f"{V2}.max": str(4 * GIB), f"{V2}.current": str(1 * GIB)},
+            4 * GIB,
+            3 * GIB,
+        ),
+        (
+            {node_file(0): NODE, f"{V2}.max": str(7 * GIB), f"{V2}.current": str(256 * MIB)},
+            7 * GIB,
+            AVAILABLE,
+        ),
+        (
+            {node_file(0): NODE, f"{V2}.max": str(64 * GIB), f"{V2}.current": "1"},
+            7431968 * KIB,
+            AVAILABLE,
+        ),
+        (
+            {node_file(0): NODE, f"{V2}.max": str(2 * GIB), f"{V2}.current": str(3 * GIB)},
+            2 * GIB,
+            0,
+        ),
+        (
+            {
+                node_file(0): NODE,
+                f"{V1}.limit_in_bytes": str(4 * GIB),
+                f"{V1}.usage_in_bytes": str(1 * GIB),
+            },
+            4 * GIB,
+            3 * GIB,
+        ),
+        # Version 1's "no limit".
+        ({node_file(0): NODE, f"{V1}.limit_in_bytes": "9223372036854771712"}, 7431968 * KIB, AVAILABLE),
+    ],
+)
+def test_the_node_as_vllm_reads_it(
+    tmp_path: Path, files: dict[str, str], total: int, available: int
+) -> None:
+    device = probe.cpu_device(0, root=machine(tmp_path, {"proc/cpuinfo": CPUINFO, **files}))
+    assert device.kind is DeviceKind.CPU
+    assert device.name == "Test CPU @ 2 GHz, node 0"
+    assert device.total == Interval.exact(total)
+    assert device.used_bytes == total - available
+    # The server's own processes take some before vLLM looks, so at most what is free now.
+    assert 0 <= device.free.low <= device.free.best <= device.free.high <= available
+    assert device.polluted_by_bytes == 0
+
+
+def test_every_call_reads_anew_and_the_node_can_be_chosen(tmp_path: Path) -> None:
+    machine(tmp_path, {node_file(0): NODE, node_file(1): NODE.replace("7431968", "8000000")})
+    assert probe.cpu_device(1, root=tmp_path).total.best == 8000000 * KIB
+    machine(tmp_path, {node_file(0): NODE.replace("7431968", "9000000")})
+    assert probe.cpu_device(0, root=tmp_path).total.best == 9000000 * KIB
+
+
+def test_the_default_node_is_that_of_the_first_allowed_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {5, 7}, raising=False)
+    machine(tmp_path, {node_file(1): NODE, "sys/devices/system/cpu/cpu5/node1/x": ""})
+    assert probe.cpu_device(root=tmp_path).name.endswith("node 1")
+
+
+def test_this_machine_reads_itself() -> None:
+    device = probe.cpu_device()
+    assert 0 < device.free.low < device.total.best
+    assert device.used_bytes is not None
+    assert 0 < device.used_bytes < device.total.best
+
+
+def test_processor_flags(tmp_path: Path) -> None:
+    assert probe.cpu_flags(machine(tmp_path, {"proc/cpuinfo": CPUINFO})) == {
+        "fpu",
+        "avx2",
+        "avx512_bf16",
+    }
+    assert probe.cpu_flags(tmp_path / "none") == set()
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [
+        ({"proc/vmstat": "nr_free_pages 1\noom_kill 7\n"}, 7),
+        ({f"{V2}.events": "oom 3\noom_kill 2\n", "proc/vmstat": "oom_kill 7\n"}, 2),
+        ({f"{V1}.oom_control": "under_oom 0\noom_kill 4\n", "proc/vmstat": "oom_kill 7\n"}, 4),
+        ({}, None),
+    ],
+)
+def test_the_kernels_out_of_memory_count(
+    tmp_path: Path, files: dict[str, str], count: int | None
+) -> None:
+    assert probe.oom_kills(machine(tmp_path, files)) == count
+
+
+class Nvml(types.ModuleType):
+    """A stand-in for pynvml with one H200, or none; memory in MiB."""
+
+    class NVMLError(Exception):
+        pass
+
+    nvmlMemory_v2 = 2
+
+    def __init__(self, *, count: int = 1, used: int = 134, reserved: int | None = None) -> None:
+        super().__init__("pynvml")
+        self.count, self.used, self.reserved = count, used, reserved
+        self.asked: list[Any] = []
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        if number >= self.count:
+            raise self.NVMLError("not found")
+        self.asked.append(number)
+        return number
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self.asked.append(uuid)
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any:
+        if version is not None and self.reserved is None:
+            raise self.NVMLError("not supported")
+        total = 143771 * MIB
+        used = self.used * MIB
+        reserved = (self.reserved or 0) * MIB
+        return types.SimpleNamespace(
+            total=total, used=used, free=total - used - reserved, reserved=reserved
+        )
+
+    def nvmlDeviceGetName(self, handle: Any) -> bytes:
+        return b"NVIDIA H200"
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]:
+        return (9, 0)
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.159.04"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 13000
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    stub = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", stub)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return stub
+
+
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+
+def fake_python(folder: Path, **answer: Any) -> str:
+    """An interpreter that answers for torch, notes what it sees, and runs nothing."""
+    script = folder / "python"
+    text = json.dumps(answer)
+    script.write_text(
+        f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" >> {folder}/seen\necho noise\n'
+        + (f"echo '{text}'\n" if answer else "exit 1\n")
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+H200 = {
+    "free": 149557477376,
+    "total": 150109880320,
+    "name": "NVIDIA H200",
+    "capability": [9, 0],
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+}
+
+
+def test_cuda_goes_before_nvml(tmp_path: Path, nvml: Nvml) -> None:
+    device = probe.cuda_device(fake_python(tmp_path, **H200), 0)
+    # gpu_memory_utilization multiplies CUDA's 143156 MiB, not NVML's 143771.
+    assert device.total == Interval.exact(150109880320)
+    assert device.free.best == 149557477376
+    assert device.free.low < device.free.best <= device.free.high <= device.total.best
+    assert (device.name, device.compute_capability) == ("NVIDIA H200", (9, 0))
+    assert device.used_bytes == 134 * MIB
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(("reserved", "best"), [(None, None), (615, 143156 * MIB)])
+def test_without_torch_nvmls_larger_total_is_an_interval(
+    tmp_path: Path, nvml: Nvml, reserved: int | None, best: int | None
+) -> None:
+    nvml.reserved = reserved
+    device = probe.cuda_device(fake_python(tmp_path))
+    assert device.total.high == 143771 * MIB
+    assert device.total.low < 150109880320 <= device.total.high
+    if best is not None:
+        assert device.total.best == best
+    assert device.free.high < (143771 - 134) * MIB
+    assert device.used_bytes == 134 * MIB
+
+
+def test_no_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_nvml(monkeypatch)
+    with pytest.raises(EngineUnavailable, match="no NVIDIA GPU"):
+        probe.cuda_device(fake_python(tmp_path))
+    with pytest.raises(EngineUnavailable):
+        probe.cuda_device("/no/such/python")
+    with pytest.raises(EngineUnavailable):
+        probe.cuda_device(None)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "visible", "asked"),
+    [
+        (None, None, 0),
+        (0, "5", 0),
+        ("GPU-abc", None, "GPU-abc"),
+        (None, "GPU-def,GPU-abc", "GPU-def"),
+        (None, "", None),
+        (None, "-1", None),
+    ],
+)
+def test_which_gpu_nvml_is_asked_for(
+    nvml: Nvml, gpu: int | str | None, visible: str | None, asked: int | str | None
+) -> None:
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = probe.nvml_memory(gpu, env)
+    assert nvml.asked == ([] if asked is None else [asked])
+    assert bool(found) == (asked is not None)
+
+
+def test_the_child_sees_only_the_chosen_gpu(tmp_path: Path, nvml: Nvml) -> None:
+    probe.cuda_device(fake_python(tmp_path, **H200), "GPU-abc")
+    assert (tmp_path / "seen").read_text() == "GPU-abc\n"
+
+
+def test_later_readings_need_no_child(tmp_path: Path, nvml: Nvml) -> None:
+    reader = probe.GpuReader(fake_python(tmp_path, **H200), env={})
+    first = reader.read()
+    nvml.used += 1000
+    second = reader.read()
+    assert (tmp_path / "seen").read_text().count("\n") == 1
+    assert second.used_bytes == first.used_bytes + 1000 * MIB
+    assert first.free.best - second.free.best == 1000 * MIB
+    assert second.total == first.total
+    nvml.used = 0
+    assert reader.read().free.high <= first.total.best
+
+
+def test_without_nvml_every_reading_asks_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_nvml(monkeypatch)
+    reader = probe.GpuReader(fake_python(tmp_path, **H200), env={})
+    assert reader.read().used_bytes is None
+    reader.read()
+    assert (tmp_path / "seen").read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "expected"),
+    [(1, None, True), (0, None, False), (1, "", False), (1, "-1", False), (1, "0", True)],
+)
+def test_a_visible_gpu(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, count: int, visible: str | None, expected: bool
+) -> None:
+    nvml.count = count
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert probe.visible_gpu() is expected
+    assert nvml.open == 0
+
+
+def test_no_driver_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    no_nvml(monkeypatch)
+    assert not probe.visible_gpu()
+    assert "gpus" not in probe.fingerprint()
+
+
+def test_the_fingerprint_names_driver_and_machine(nvml: Nvml) -> None:
+    found = probe.fingerprint()
+    assert (found["driver"], found["cuda_driver"], found["gpus"]) == (
+        "580.159.04",
+        "13.0",
+        ["NVIDIA H200"],
+    )
+    assert found["python"].startswith("3.")
+    assert None not in found.values()
+    json.dumps(found)
