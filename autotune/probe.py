@@ -21,9 +21,9 @@ from autotune.core.interval import Interval
 from autotune.errors import EngineUnavailable
 from autotune.units import MIB
 
-# What the server's own three processes take from a NUMA node before the worker looks at it (gate 1 of the
-# CPU backend): 1235 MiB, vLLM 0.32 with torch 2.13, measured by tests/real/test_server_real.py. The bounds
-# allow for other versions, which load more or less.
+# What the server's own three processes take from a NUMA node before the worker looks at it (gate 1 of
+# the CPU backend): 1235 MiB, vLLM 0.32 with torch 2.13, measured by tests/real/test_server_real.py. The
+# bounds allow for other versions, which load more or less.
 CPU_OWN_BYTES = Interval(600 * MIB, 1235 * MIB, 1800 * MIB)
 
 # NVML counts what the driver reserves, the CUDA total does not: 143771 against 143156 MiB (H200, 0.4 %),

@@ -177,7 +177,7 @@ def _search(
     tokenizer = None
     if dummy and not loaded.has_tokenizer:
         tokenizer = _byte_tokenizer(folder.path / "tokenizer", loaded)
-        engine.tokenizer = tokenizer
+        engine.use_tokenizer(tokenizer)
     if reserve_mib is None:
         # Design defaults: a display or a second process on CUDA; the machine itself on the CPU backend.
         reserve_mib = 0 if replayed else 4096 if on_cpu else 256

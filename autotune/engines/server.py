@@ -127,9 +127,9 @@ class ServerEngine(Engine):
             dummy_weights=self._dummy,
         )
 
-    def environment_lines(self) -> str:
-        """`export` lines for a shell script: the variables of `--vllm-env` and the chosen GPU."""
-        return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self._env.items())
+    def environment(self) -> dict[str, str]:
+        """The variables of `--vllm-env` and of the chosen GPU."""
+        return dict(self._env)
 
     def fingerprint(self) -> dict[str, Any]:
         """What a result depends on besides the configuration."""

@@ -327,7 +327,11 @@ class Tuner:
             state.ineffective.update(new)
             for option, evidence in new.items():
                 self._listen.note(f"{option} has no effect here ({evidence}): no longer searched")
-            state.pool.collapse({o: None for o in new if o not in self._goal.fixed})
+            free = {option: None for option in new if option not in self._goal.fixed}
+            state.pool.collapse(free)
+            for launched in state.trials:
+                # The same launch by another name: what it measured holds without the option.
+                launched.config = launched.config.with_options(**free)
             self._refresh()
 
     # -- limits and ends -----------------------------------------------------------------------------

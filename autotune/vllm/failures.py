@@ -1,9 +1,10 @@
-"""Texts by which vLLM, torch and the kernel name the cause of a failed start, and the outcome each proves.
+"""Texts by which vLLM, torch and the kernel name a failed start's cause, and the outcome each proves.
 
-Fragments are stable from vLLM 0.4 to 0.33 and are searched, not matched; a blank may be missing where a terminal
-wrapped the line. Every rule names one word (`need`) that its text must contain, so that most are never tried.
-Sources: the raise statements of vLLM (engine v0 and V1, both runners, CPU backend), torch's CUDACachingAllocator,
-Triton, argparse, uvicorn and the kernel's OOM killer; see vllm-memory.md sections 2 to 4, 9 and 11.
+Fragments are stable from vLLM 0.4 to 0.33 and are searched, not matched; a blank may be missing where a
+terminal wrapped the line. Every rule names one word (`need`) that its text must contain, so that most
+are never tried. Sources: the raise statements of vLLM (engine v0 and V1, both runners, CPU backend),
+torch's CUDACachingAllocator, Triton, argparse, uvicorn and the kernel's OOM killer; see vllm-memory.md
+sections 2 to 4, 9 and 11.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ class Rule:
     need: str
     pattern: re.Pattern[str]
     outcome: Outcome | None = None
-    #: Proof even where vLLM prints it as INFO; all other texts count only where it does not rate them as harmless.
+    #: Proof even where vLLM prints it as INFO; all other texts count only where it does not rate them as
+    #: harmless.
     calm: bool = False
 
     def found(self, text: str, *, crossing: int = 0) -> bool:
-        """Whether `text`, which contains `need`, holds it, spanning the position `crossing` if one is given (where lines were joined)."""
+        """Whether `text`, which contains `need`, holds it, spanning the position `crossing` if not 0."""
         match = self.pattern.search(text)
         return match is not None and (not crossing or match.start() < crossing < match.end())
 
@@ -69,8 +71,9 @@ _GATES = (
             r"on startup is less than desired|is less than desired (?:GPU|CPU) memory utilization",
         ),
         ("external", r"is less than the engine's budget after excluding external"),
-        # CPU backend: the pool is positive and the node has less than that left, as a declared budget that is not
-        # free. The arithmetic is gate 1's (free < asked), only seen later, after the weights are in.
+        # CPU backend: the pool is positive and the node has less than that left, as a declared budget
+        # that is not free. The arithmetic is gate 1's (free < asked), only seen later, after the weights
+        # are in.
         ("allocation", r"on kv cache allocation is less than requested memory for kv \((?!-|0\.0+/)\d"),
     ),
     *_rules(
@@ -88,7 +91,8 @@ _GATES = (
         ("KV", r"Available KV cache memory: -"),
         ("KV", r"the rest of the memory reserved for KV Cache is -"),
         ("kv_cache_size", r"kv_cache_size=-"),
-        # The second figure is the swap space, which is 0 by choice; only a device's count of 0 is a refusal.
+        # The second figure is the swap space, which is 0 by choice; only a device's count of 0 is a
+        # refusal.
         ("blocks", r"# (?:GPU|cuda|hip|rocm|xpu|tpu|hpu|neuron) blocks: 0,"),
         calm=True,
     ),
@@ -199,7 +203,7 @@ _ARGUMENTS = (
         ("attention", r"Total number of attention heads \(\d+\) must be divisible"),
         (
             "divisible",
-            r"must be divisible by (?:the )?tensor.parallel|\bis not divisible by\b(?! the maximum page)",
+            r"must be divisible by (?:the )?tensor.parallel|\bis not divisible by\b(?! the max)",
         ),
         ("size", r"Block size must be|[Ii]nvalid block size"),
         ("max_model_len", r"User-specified max_model_len"),
@@ -277,7 +281,7 @@ _PARENTS = _rules(
     ("process", r"Engine process failed to start"),
     (
         "EngineCore",
-        r"EngineCore (?:failed to start|hit an exception|encountered a fatal error|encountered an issue)",
+        r"EngineCore (?:failed to start|hit an exception|encountered an? (?:fatal error|issue))",
     ),
     ("WorkerProc", r"WorkerProc (?:failed to start|hit an exception|initialization failed)"),
     ("Worker", r"Worker failed with error"),
@@ -301,80 +305,18 @@ RULES: tuple[Rule, ...] = (
     *_PARENTS,
 )
 
-#: Words of a line that no level marks as harmless, but that is: Python's and torch's warnings, ways around a lack.
+#: Words of a line that no level marks as harmless, but that is: Python's and torch's warnings, ways
+#: around a lack.
 HARMLESS = re.compile(
     r"\b[A-Z]\w*Warning: |^\[?(?:rank\d+\]:)?\[[WI]\d{4} |\b[Ff]all(?:s|ing)?[ -]?back\b|\b[Ff]allback\b"
     r"|\b[Ii]gnor(?:ed|ing)\b|\bresource_tracker\b"
 )
 
-#: An exception's last line, or the last words of a process that died without one. Not the requests to stop.
+#: An exception's last line, or the last words of a process that died without one. Not the requests to
+#: stop.
 ERROR_LINE = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*(?!KeyboardInterrupt|SystemExit|StopIteration|GeneratorExit|CancelledError)"
     r"[A-Z]\w*(?:Error|Exception|Unsupported|Failure)\b(?:: |:$|$)"
     r"|^Fatal Python error: |^Segmentation fault|^terminate called after|: fatal error: |^fatal error: "
     r"|CUDA error: |^(?:\S+: )?(?:\d+: |line \d+: )?\S+: (?:command )?not found$"
 )
-
-#: Functions of a traceback and the stage of the start in which memory ran out. A deeper stage comes first: the
-#: sampler and the graphs are reached through compile_or_warm_up_model, the trial capture through the profiling.
-FRAMES: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
-    (Outcome.HOST_RAM, re.compile(r"\bpin_memory\(|\bcudaHostAlloc\b|\bcudaHostRegister\b")),
-    (Outcome.OOM_SAMPLER, re.compile(r"\b_dummy_(?:sampler|pooler)_run")),
-    (
-        Outcome.OOM_CUDAGRAPH,
-        re.compile(r"\b(?:capture_model|_?capture_cudagraphs?|profile_cudagraph_memory|capture_begin)\b"
-                   r"|torch\.cuda\.graph\(|\bcudagraph\.py\b|\bcompile_or_warm_up_model\b"),
-    ),
-    (
-        # The pool's own allocation is counted to the profile: that promised bytes which the device did not have.
-        Outcome.OOM_PROFILE,
-        re.compile(r"\b(?:profile_run|determine_available_memory|determine_num_available_blocks"
-                   r"|initialize_kv_caches?|_initialize_kv_caches|initialize_cache|_allocate_kv_cache\w*)\b"),
-    ),
-    (
-        Outcome.OOM_LOAD,
-        re.compile(r"\b(?:load_model|load_weights|initialize_model|_initialize_model|create_weights"
-                   r"|process_weights_after_loading|init_device)\b"),
-    ),
-    (
-        Outcome.OOM_RUNTIME,
-        re.compile(r"\b(?:run_busy_loop|_process_engine_step|run_engine_loop|engine_step|step_with_batch_queue|execute_model"
-                   r"|sample_tokens|_run_workers_async|generate_greedy)\b"),
-    ),
-)  # fmt: skip
-
-_OOM_FIGURES = re.compile(
-    r"total capacity of (?P<total>[\d.]+) (?P<tu>[MG])iB of which (?P<free>[\d.]+) (?P<fu>[MG])iB is free"
-    r".*?(?P<live>[\d.]+) GiB is allocated by PyTorch"
-)
-_OOM_SLACK = re.compile(r"([\d.]+) (M|G)iB is reserved by PyTorch but unallocated")
-_OOM_IN_USE = re.compile(r"(?:this process has|Process \d+ has) ([\d.]+) GiB memory in use")
-
-
-def stage_by_allocator(text: str) -> Outcome | None:
-    """OOM_RUNTIME when the allocator's own figures prove that forward passes have run; else None.
-
-    Args:
-        text: torch's whole out-of-memory message.
-
-    While weights load, each tensor is allocated once and kept: what the allocator holds beyond live tensors is
-    odd pieces of its 20 MiB segments, and what the process holds beyond torch is context and libraries (1 to
-    1.5 GiB with NCCL). Private pools exist only after graph capture. More slack than 128 MiB, or more than 2 GiB
-    beyond live tensors, has therefore been through forward passes; if the device is full as well (under 5 % free:
-    the pool took the rest, in a profile run it does not exist yet) this is run time. Not the profile run for
-    certain, which is why a stage seen in the log always goes first.
-    """
-    if "private pools" in text:
-        return Outcome.OOM_RUNTIME
-    figures = _OOM_FIGURES.search(text)
-    if figures is None:
-        return None
-    gib = {"M": 1 / 1024, "G": 1.0}
-    total = float(figures["total"]) * gib[figures["tu"]]
-    if float(figures["free"]) * gib[figures["fu"]] > 0.05 * total:
-        return None
-    slack = _OOM_SLACK.search(text)
-    in_use = [float(x) for x in _OOM_IN_USE.findall(text) if float(x) <= total]
-    beyond_live = max(in_use, default=0.0) - float(figures["live"])
-    passes_ran = (slack is not None and float(slack[1]) * gib[slack[2]] >= 0.125) or beyond_live > 2.0
-    return Outcome.OOM_RUNTIME if passes_ran else None

@@ -1,9 +1,12 @@
 """Figures that a vLLM log states, gathered line by line into `Facts`.
 
-Numbers are GiB with two decimals unless noted (old logs write GB for the same unit), so each carries 0.01 GiB of
-rounding. Of several ranks the binding one counts: the largest weights, the smallest pool. Regular expressions:
-vllm-memory.md section 9, and the v0 texts of the same figures.
+Numbers are GiB with two decimals unless noted (old logs write GB for the same unit), so each carries
+0.01 GiB of rounding. Of several ranks the binding one counts: the largest weights, the smallest pool.
+Regular expressions: vllm-memory.md section 9, and the v0 texts of the same figures.
 """
+
+# The regular expressions are kept whole.
+# ruff: noqa: E501
 
 from __future__ import annotations
 
@@ -90,8 +93,8 @@ _BACKENDS = {
     "FlexAttention": "FLEX_ATTENTION",
 }
 
-# `non-default args: {...}`, `args: Namespace(...)` of v0 and `Initializing ... with config:` in one form. Read as
-# text: the values may be objects that are no literals, and a long line may be cut.
+# `non-default args: {...}`, `args: Namespace(...)` of v0 and `Initializing ... with config:` in one
+# form. Read as text: the values may be objects that are no literals, and a long line may be cut.
 _ARGUMENT = re.compile(
     r"\b(max_model_len|max_seq_len|max_num_seqs|max_num_batched_tokens|gpu_memory_utilization|enforce_eager"
     r"|block_size|cpu_offload_gb|tensor_parallel_size|pipeline_parallel_size|kv_cache_dtype|dtype|quantization"
@@ -104,12 +107,24 @@ _ARGUMENT_LINE = re.compile(r"non-default args: |\bargs: Namespace\(|LLM engine 
 _SMALLEST = ("pool", "tokens", "concurrency")
 
 
-_V1_ENGINE_FILES = ("gpu_worker.py", "kv_cache_utils.py", "kv_cache_planning.py", "core.py", "core_client.py")
-_V0_ENGINE_FILES = ("worker.py", "llm_engine.py", "executor_base.py", "gpu_executor.py", "distributed_gpu_executor.py")
+_V1_ENGINE_FILES = (
+    "gpu_worker.py",
+    "kv_cache_utils.py",
+    "kv_cache_planning.py",
+    "core.py",
+    "core_client.py",
+)
+_V0_ENGINE_FILES = (
+    "worker.py",
+    "llm_engine.py",
+    "executor_base.py",
+    "gpu_executor.py",
+    "distributed_gpu_executor.py",
+)
 
 
 def figures_in(text: str, *, crossing: int = 0) -> tuple[tuple[str, str], ...]:
-    """Names and values of all figures that `text` states; options of the launch have a name with two dashes.
+    """Names and values of all figures that `text` states; those of launch options begin with "--".
 
     Args:
         text: a cleaned line, or several that a terminal had wrapped.
@@ -117,10 +132,14 @@ def figures_in(text: str, *, crossing: int = 0) -> tuple[tuple[str, str], ...]:
     """
     found: list[tuple[str, str]] = []
     for need, pattern in _PATTERNS:
-        if need in text and (match := pattern.search(text)):
-            if not crossing or match.start() < crossing < match.end():
-                found += [(k, v) for k, v in match.groupdict().items() if v is not None]
-    if not crossing and ("args: " in text or "with config: " in text) and (head := _ARGUMENT_LINE.search(text)):
+        match = pattern.search(text) if need in text else None
+        if match and (not crossing or match.start() < crossing < match.end()):
+            found += [(k, v) for k, v in match.groupdict().items() if v is not None]
+    if (
+        not crossing
+        and ("args: " in text or "with config: " in text)
+        and (head := _ARGUMENT_LINE.search(text))
+    ):
         found += [(f"--{name}", value) for name, value in _ARGUMENT.findall(text[head.end() :])]
     return tuple(found)
 
@@ -146,14 +165,16 @@ class FactsBuilder:
             if name == "version" or name == "runner":
                 self._words[name] = value
             elif name == "backend":
-                self._words.setdefault(name, _BACKENDS.get(value, value))  # later ones are the vision tower's
+                self._words.setdefault(
+                    name, _BACKENDS.get(value, value)
+                )  # later ones are the vision tower's
             elif name.startswith("--"):
                 self.args.setdefault(name[2:], _literal(value))
             else:
                 self._take_number(name, float(value.replace(",", "")) if value else 1.0)
 
     def notice_source(self, source: str) -> None:
-        """Engine and runner by the files that speak, for logs whose naming line is not in the part seen."""
+        """Engine and runner by the files that speak, for logs that lack the line which names them."""
         if source in _V1_ENGINE_FILES:
             self._v1_engine = True
         elif source in _V0_ENGINE_FILES:
@@ -164,7 +185,8 @@ class FactsBuilder:
             self._second_runner = True
 
     def runner(self) -> str | None:
-        """"V1" or "V2", the model runner of a V1 engine; None for the v0 engine or when nothing names it."""
+        """ "V1" or "V2", the model runner of a V1 engine; None for the v0 engine or when nothing names
+        it."""
         if "runner" in self._words:
             return self._words["runner"]
         return "V2" if self._second_runner and self._v1_engine and not self.v0_engine else None

@@ -1,8 +1,8 @@
 """A log's raw lines, freed of what terminals, shells and collectors wrap around vLLM's own words.
 
-vLLM prints `(Process pid=N) LEVEL MM-DD HH:MM:SS [file.py:line] message`; docker, journald, kubernetes, ray and
-JSON collectors put theirs in front. The level and the process are kept beside the text: a WARNING is never a
-cause, and two servers in one log are told apart by their process ids.
+vLLM prints `(Process pid=N) LEVEL MM-DD HH:MM:SS [file.py:line] message`; docker, journald, kubernetes,
+ray and JSON collectors put theirs in front. The level and the process are kept beside the text: a
+WARNING is never a cause, and two servers in one log are told apart by their process ids.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-# A collector's JSON line may hold a traceback; a longer line is binary junk and is cut. Of vLLM's own lines the
-# longest is the engine's config line, about 4 kB: twice that is read of any one message.
+# A collector's JSON line may hold a traceback; a longer line is binary junk and is cut. Of vLLM's own
+# lines the longest is the engine's config line, about 4 kB: twice that is read of any one message.
 MAX_LINE_CHARS = 1 << 15
 _MAX_MESSAGE_CHARS = 1 << 13
 _BLOCK_BYTES = 1 << 18
 
 _ANSI = re.compile(
-    r"(?:\x1b|\u241b|\^\[|#033)\[[0-9;?]*[ -/]*[@-~]"  # also as rsyslog (#033) and terminals (^[) escape it
+    r"(?:\x1b|\u241b|\^\[|#033)\[[0-9;?]*[ -/]*[@-~]"  # as rsyslog (#033) and shells (^[) write it, too
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]"
     r"|\[\d{1,2}(?:;\d{1,3})*m"  # copied from a web page: the escape character itself is lost
 )
@@ -47,12 +47,14 @@ _PROCESS = re.compile(
     r"|(?:APIServer|ApiServer|EngineCore|VllmWorker|Worker|RayWorker)[\w -]*)(?:, ip=[^)]*)?\) ?"
 )
 _LEVEL = re.compile(
-    r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?:: +|:(?=[\w.]+:)| +(?=\d\d-\d\d |\[|[\w./]+\.py:))"
+    r"(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+    r"(?:: +|:(?=[\w.]+:)| +(?=\d\d-\d\d |\[|[\w./]+\.py:))"
 )
 _STAMP = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? ?")
 _SOURCE = re.compile(r"\[?([\w./<>-]+\.(?:py|pyx|cpp|cc|cu))(?::\d*)?\](?: |$)")
 
-# Where collectors keep the line: docker and fluentd, python-json-logger, zap and logrus, journald, Cloud Logging.
+# Where collectors keep the line: docker and fluentd, python-json-logger, zap and logrus, journald, Cloud
+# Logging.
 _JSON_TEXT = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "event", "body")
 _JSON_CUT = re.compile(r'"(?:log|message|msg|MESSAGE|textPayload)"\s*:\s*"((?:[^"\\]|\\.)*)')
 
@@ -105,7 +107,8 @@ def parse_line(raw: str) -> list[Line]:
 
 
 def clean_line(line: str) -> str:
-    """`line` in vLLM's own words: no colour, collector, process, level, time or file prefix; one line."""
+    """`line` in vLLM's own words: no colour, collector, process, level, time or file prefix; one
+    line."""
     return " ".join(part.text.strip() for part in parse_line(line)).strip()
 
 
@@ -125,7 +128,7 @@ def split_lines(text: str) -> Iterator[str]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a file of any size and content; PowerShell's UTF-16 is recognised, junk is replaced."""
+    """The lines of a file of any size and content; PowerShell's UTF-16 is recognised, junk replaced."""
     with path.open("rb") as stream:
         head = stream.read(2)
         stream.seek(0)
@@ -164,7 +167,7 @@ def _strip_prefixes(text: str) -> tuple[str, str]:
 
 
 def _from_json(line: Line) -> Line | None:
-    """The message within a JSON log line, with what the record says of it; None when it is no such line."""
+    """The message within a JSON log line and what the record says of it; None when it is none."""
     try:
         record = json.loads(line.text)
     except (ValueError, RecursionError):
@@ -186,7 +189,8 @@ def _from_json(line: Line) -> Line | None:
     trace = record.get("exc_info")  # python-json-logger keeps the traceback beside the message
     if isinstance(trace, str):
         message += f"\n{trace}"
-    # Only Python's own fields: a collector's "severity" speaks of the stream (stdout, stderr), not of the message.
+    # Only Python's own fields: a collector's "severity" speaks of the stream (stdout, stderr), not of
+    # the message.
     level, name = record.get("levelname"), record.get("name")
     return Line(
         message,

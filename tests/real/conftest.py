@@ -29,12 +29,23 @@ LOCK = Path("/tmp/vllm.lock")
 BUDGET_BYTES = 1.6 * GIB
 
 
+_holders = 0
+
+
 @contextmanager
 def alone() -> Iterator[None]:
-    """Holds the machine's one place for a real server."""
+    """Holds the machine's one place for real servers; within this process it may be entered again, so a
+    test may start one of its own while the shared one idles.
+    """
+    global _holders
     with LOCK.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        if not _holders:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _holders += 1
+        try:
+            yield
+        finally:
+            _holders -= 1
 
 
 def real_engine(**options: object) -> ServerEngine:
@@ -85,7 +96,7 @@ class RealServer:
 
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """A started server with an offload that cannot work; its end is checked when the last test is done."""
+    """A started server with an offload that cannot work; its end is checked after the last test."""
     engine = real_engine()
     log_path = tmp_path_factory.mktemp("real") / "launch.log"
     with alone():

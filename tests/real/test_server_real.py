@@ -1,4 +1,4 @@
-"""The engine on real vLLM: what it says, that nothing is left, and that kill -9 leaves nothing either."""
+"""The engine on real vLLM: what it says, and that nothing is left, not even after kill -9."""
 
 import os
 import signal
@@ -82,7 +82,7 @@ time.sleep(600)
 
 
 def test_kill_9_of_server_and_autotune_leaves_nothing(tmp_path: Path) -> None:
-    """First vLLM's API server, whose engine and worker live on; then autotune: the watchdog ends the rest."""
+    """First vLLM's API server, whose engine and worker live on; then autotune: the watchdog acts."""
     code = SEARCHER.format(root=str(ROOT), log=str(tmp_path / "log"))
     with alone():
         segments = shared_segments()

@@ -1,11 +1,15 @@
 """What a failed start's own words prove, in vLLM's texts from 0.4 to 0.33 that the public cases do not hold."""
 
+# Lines of logs are quoted whole.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import pytest
 
-from autotune.vllm.failures import FRAMES, RULES, stage_by_allocator
+from autotune.vllm.failures import RULES
 from autotune.vllm.logs import fatal_line, read_log
+from autotune.vllm.stages import FRAMES, stage_by_allocator
 
 V1 = "(EngineCore pid=3) ERROR 01-01 00:00:00 [core.py:700] "
 LOADED = "(EngineCore pid=3) INFO 01-01 00:00:00 [gpu_model_runner.py:2007] Model loading took 14.9 GiB and 3.1 seconds\n"
@@ -168,5 +172,7 @@ FULL = "GPU 0 has a total capacity of 23.57 GiB of which {free} MiB is free. Inc
          "allocated in private pools (e.g., CUDA Graphs)", "oom_runtime"),
     ],
 )  # fmt: skip
-def test_the_allocators_figures_tell_run_time_from_loading(free_mib: str, rest: str, outcome: str | None) -> None:
+def test_the_allocators_figures_tell_run_time_from_loading(
+    free_mib: str, rest: str, outcome: str | None
+) -> None:
     assert stage_by_allocator(FULL.format(free=free_mib) + rest) == outcome

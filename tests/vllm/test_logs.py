@@ -1,5 +1,8 @@
 """A log's outcome, root cause and figures: real logs, public cases, and what shells and collectors make of them."""
 
+# Lines of logs are quoted whole.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import json
@@ -175,7 +178,9 @@ def each_line(wrap: Callable[[str], str]) -> Callable[[str], str]:
 WRAPPERS: dict[str, Callable[[str], str]] = {
     "docker compose": each_line("vllm-server-1  | {}".format),
     "docker json": each_line(
-        lambda line: json.dumps({"log": line + "\n", "stream": "stderr", "time": "2024-01-01T00:00:00.0Z"})
+        lambda line: json.dumps(
+            {"log": line + "\n", "stream": "stderr", "time": "2024-01-01T00:00:00.0Z"}
+        )
     ),
     "journald": each_line("Jan 01 00:00:00 gpu-host vllm[4242]: {}".format),
     "journald iso": each_line("2024-01-01T00:00:00+0000 gpu-host python3[4242]: {}".format),
@@ -205,8 +210,14 @@ def test_collectors_do_not_change_the_class(wrapper: str) -> None:
 def test_lines_cut_by_a_terminal_are_read_as_one(width: int) -> None:
     changed = []
     for case in (c for c in DECISIVE if Outcome(c["outcome"]) in GATES):
-        log = "\n".join(case["log"]).replace("\n", " ") if len(case["log"]) == 1 else "\n".join(case["log"])
-        cut = "\n".join(line[i : i + width] for line in log.split("\n") for i in range(0, len(line) or 1, width))
+        log = (
+            "\n".join(case["log"]).replace("\n", " ")
+            if len(case["log"]) == 1
+            else "\n".join(case["log"])
+        )
+        cut = "\n".join(
+            line[i : i + width] for line in log.split("\n") for i in range(0, len(line) or 1, width)
+        )
         whole, parts = read_log(log), read_log(cut)
         if parts.outcome != whole.outcome or parts.facts.kv_needed_bytes != whole.facts.kv_needed_bytes:
             changed.append((case["id"], parts.outcome))
@@ -244,7 +255,8 @@ def test_a_second_server_in_the_same_log_does_not_hide_the_failure() -> None:
     assert read_log(interleave(GATE2, COMPILED)).outcome is Outcome.GATE2_NO_KV
     assert read_log(interleave(COMPILED, GATE2)).outcome is Outcome.GATE2_NO_KV
     oom = (
-        "(Worker pid=7) INFO 01-01 00:00:00 [gpu_model_runner.py:1] Starting to load model a...\n" * 90
+        "(Worker pid=7) INFO 01-01 00:00:00 [gpu_model_runner.py:1] Starting to load model a...\n"
+        * 90
         + "(Worker pid=7) ERROR 01-01 00:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to "
         "allocate 84.00 MiB."
     )
@@ -280,14 +292,23 @@ def test_what_users_send_proves_nothing() -> None:
         "ERROR 01-01 00:00:00 [serving.py:10] Error in preprocessing prompt inputs\nTraceback (most recent call last):\n"
         "ValueError: This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"
     )
-    assert read_log(f"INFO:     Application startup complete.\n{prompt}\n{refused}").outcome is Outcome.STARTED
+    assert (
+        read_log(f"INFO:     Application startup complete.\n{prompt}\n{refused}").outcome
+        is Outcome.STARTED
+    )
 
 
 @pytest.mark.parametrize(
     ("raw", "clean"),
     [
-        ("(EngineCore pid=12) ERROR 11-30 02:33:11 [core.py:1510] EngineCore failed.", "EngineCore failed."),
-        ("(EngineCore_0 pid=1) (RayWorkerWrapper pid=1, ip=10.0.0.1) INFO 01-01 00:00:00 [a.py:1] hello", "hello"),
+        (
+            "(EngineCore pid=12) ERROR 11-30 02:33:11 [core.py:1510] EngineCore failed.",
+            "EngineCore failed.",
+        ),
+        (
+            "(EngineCore_0 pid=1) (RayWorkerWrapper pid=1, ip=10.0.0.1) INFO 01-01 00:00:00 [a.py:1] hello",
+            "hello",
+        ),
         ("(VllmWorker rank=0 pid=1) INFO 01-01 00:00:00 [a.py:1] hello", "hello"),
         ("(VllmWorker TP2 pid=1) hello", "hello"),
         ("INFO 01-01 00:00:00 worker.py:267] hello", "hello"),
@@ -295,7 +316,7 @@ def test_what_users_send_proves_nothing() -> None:
         ("INFO:     Application startup complete.", "Application startup complete."),
         ("vllm-1  | \x1b[32mINFO\x1b[0m 01-01 00:00:00 [a.py:1] hello\r\n", "hello"),
         ("Loading:  0%|\rLoading: 100%|##|", "Loading: 100%|##|"),
-        ('{"log":"ValueError: it\'s \\"this\\"\\n","stream":"stderr"}', "ValueError: it's \"this\""),
+        ('{"log":"ValueError: it\'s \\"this\\"\\n","stream":"stderr"}', 'ValueError: it\'s "this"'),
         ('{"log":"ValueError: cut of', "ValueError: cut of"),
         ("(1, 2) is a tuple | no prefix", "(1, 2) is a tuple | no prefix"),
         ("{'not': 'json'}", "{'not': 'json'}"),
@@ -311,7 +332,14 @@ def test_clean_line(raw: str, clean: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\n\n\n", bytes(range(256)) * 2000, b"\x00" * 300_000, b"nginx: worker 1 started\n" * 50, b'{"log":' * 9000],
+    [
+        b"",
+        b"\n\n\n",
+        bytes(range(256)) * 2000,
+        b"\x00" * 300_000,
+        b"nginx: worker 1 started\n" * 50,
+        b'{"log":' * 9000,
+    ],
     ids=["empty", "blank", "binary", "zeros", "another program", "nested"],
 )
 def test_anything_else_has_no_outcome(content: bytes, tmp_path: Path) -> None:
@@ -337,7 +365,7 @@ def test_a_long_log_is_read_quickly_and_in_little_memory(tmp_path: Path) -> None
         "(APIServer pid=1) INFO 01-01 00:00:{0:02d} [serving.py:9] request {1} finished after {2} steps in the engine\n"
     )
     with path.open("w") as stream:
-        for i in range(220):
+        for _ in range(220):
             stream.write(COMPILED)
         for i in range(70_000):
             stream.write(serving.format(i % 60, i, i * 7))
@@ -347,7 +375,9 @@ def test_a_long_log_is_read_quickly_and_in_little_memory(tmp_path: Path) -> None
     assert time.process_time() - start < 2.0
     tracemalloc.start()
     read_log_file(LOGS / "vllm-0.32-cpu-gate2.log")
-    read_log(line for i in range(3000) for line in (f"ValueError: unlike {'x' * (i % 97)}{i}", "y" * 40_000))
+    read_log(
+        line for i in range(3000) for line in (f"ValueError: unlike {'x' * (i % 97)}{i}", "y" * 40_000)
+    )
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 100_000_000
