@@ -45,9 +45,7 @@ class Unreachable(AutotuneError):
 
     exit_code = 3
 
-    def __init__(
-        self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, hint=hint)
         self.details = dict(details or {})
 

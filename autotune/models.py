@@ -76,11 +76,7 @@ def load_model(name_or_path: str, *, trust_remote_code: bool = False) -> LoadedM
         weights = tensors is not None or any(folder.glob("*.bin")) or any(folder.glob("*.gguf"))
         tokenizer = any((folder / name).exists() for name in TOKENIZER_FILES)
         path: Path | None = folder
-    elif (
-        folder.exists()
-        or name_or_path.startswith((".", "/", "~"))
-        or not _HUB_ID.fullmatch(name_or_path)
-    ):
+    elif folder.exists() or name_or_path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name_or_path):
         raise BadInput(
             f"model folder {name_or_path} does not exist"
             if not folder.exists()
@@ -148,9 +144,7 @@ def _folder_tensors(folder: Path) -> dict[str, TensorInfo] | None:
             )
     else:
         # `consolidated` holds the same weights a second time (Mistral's own layout).
-        shards = sorted(
-            p.name for p in folder.glob("*.safetensors") if not p.name.startswith("consolidated")
-        )
+        shards = sorted(p.name for p in folder.glob("*.safetensors") if not p.name.startswith("consolidated"))
         shards = shards or sorted(p.name for p in folder.glob("*.safetensors"))
     if len(shards) > _MAX_SHARDS:
         raise BadInput(f"{folder} has more than {_MAX_SHARDS} weight files")
@@ -223,9 +217,7 @@ def _tensor_info(dtype: Any, shape: Any, what: str) -> TensorInfo:
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise BadInput(f"{what}: dtype {str(dtype)[:20]!r} is not known")
     sound = (
-        isinstance(shape, list)
-        and len(shape) <= _MAX_RANK
-        and all(type(n) is int and n >= 0 for n in shape)
+        isinstance(shape, list) and len(shape) <= _MAX_RANK and all(type(n) is int and n >= 0 for n in shape)
     )
     if not sound:
         raise BadInput(f"{what}: shape must be a list of whole numbers")
@@ -257,9 +249,7 @@ def _from_hub(name: str) -> tuple[dict[str, Any], dict[str, TensorInfo] | None, 
     except NotASafetensorsRepoError:
         return config, None, tokenizer
     except SafetensorsParsingError as error:
-        raise BadInput(
-            f"model {name}: its weight headers cannot be read ({_first_line(error)})"
-        ) from None
+        raise BadInput(f"model {name}: its weight headers cannot be read ({_first_line(error)})") from None
     except Exception as error:
         raise _hub_error(name, error) from None
     tensors = {

@@ -72,9 +72,7 @@ def cpu_device(node: int | None = None, *, root: Path = Path("/")) -> Device:
         rows = [line.split() for line in meminfo.read_text().splitlines()]
         info = {row[2].rstrip(":"): int(row[3]) * 1024 for row in rows if len(row) > 3}
         total = info["MemTotal"]
-        available = sum(
-            info[key] for key in ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
-        )
+        available = sum(info[key] for key in ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable"))
     else:
         # psutil.virtual_memory(): total and available are these two lines.
         info = _meminfo(root)
@@ -239,9 +237,7 @@ def fingerprint() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "cpu": _cpu_name(Path("/")),
-        "cpu_count": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "host_memory_bytes": info.get("MemTotal"),
     }
     with _nvml() as nvml:

@@ -109,9 +109,7 @@ def load_recording(path: Path) -> Recording:
             return _observations(str(path), document, {})
     except BadInput as error:
         raise BadInput(f"recording {path}: {error.message}", hint=error.hint) from None
-    raise BadInput(
-        f"recording {path}: neither a list of launches nor a mapping with `runs` or `launches`"
-    )
+    raise BadInput(f"recording {path}: neither a list of launches nor a mapping with `runs` or `launches`")
 
 
 def _article(source: str, document: Mapping[str, Any]) -> Recording:
@@ -249,9 +247,7 @@ def _rates(row: Mapping[str, Any], path: str) -> tuple[Rate, ...]:
     for position, bench in enumerate(row.get("bench") or []):
         if not _is_number(bench, "output_tok_s"):
             raise BadInput(f"{path}.bench[{position}].output_tok_s: must be a number")
-        rates.append(
-            Rate(float(bench["output_tok_s"]), bench.get("seconds"), bench.get("max_concurrency"))
-        )
+        rates.append(Rate(float(bench["output_tok_s"]), bench.get("seconds"), bench.get("max_concurrency")))
     return tuple(rates)
 
 

@@ -177,9 +177,7 @@ class _Reader:
         values = {name: self._values(name, spec) for name, spec in options.items()}
         fixed_document = document.get("fixed") or {}
         self._mapping(fixed_document, "fixed", None)
-        fixed = {
-            name: self._check(name, value, f"fixed.{name}") for name, value in fixed_document.items()
-        }
+        fixed = {name: self._check(name, value, f"fixed.{name}") for name, value in fixed_document.items()}
         both = sorted(set(values) & set(fixed))
         if both:
             raise self._error(f"fixed.{both[0]}", "is also under options")

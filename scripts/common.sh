@@ -28,16 +28,21 @@ install() {
   want=$(cksum "$root/pyproject.toml" | cut -d' ' -f1)
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
   say "installing $*"
+  # vLLM's requirements may bring back what was removed.
+  rm -f "$venv/.autotune-torch-parts"
   (cd "$root" && "$python" -m pip install --quiet --disable-pip-version-check "$@" >&2) || return
   echo "$want" >"$stamp"
 }
 
+# The stamp comes last: a venv whose making was interrupted is made again, which keeps what it has.
 make_venv() {
-  if [ ! -x "$python" ]; then
-    say "making $venv"
-    "$(base_python)" -m venv "$venv"
-    "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip >&2 || true
-  fi
+  [ -f "$venv/.autotune-venv" ] && return
+  say "making $venv"
+  local base
+  base=$(base_python)
+  "$base" -m venv "$venv"
+  "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip >&2 || true
+  touch "$venv/.autotune-venv"
 }
 
 # torchvision, torchaudio and torchcodec may be built for another torch than the one installed; vLLM

@@ -86,9 +86,7 @@ V1 = "sys/fs/cgroup/memory/memory"
         ({node_file(0): NODE, f"{V1}.limit_in_bytes": "9223372036854771712"}, 7431968 * KIB, AVAILABLE),
     ],
 )
-def test_the_node_as_vllm_reads_it(
-    tmp_path: Path, files: dict[str, str], total: int, available: int
-) -> None:
+def test_the_node_as_vllm_reads_it(tmp_path: Path, files: dict[str, str], total: int, available: int) -> None:
     device = probe.cpu_device(0, root=machine(tmp_path, {"proc/cpuinfo": CPUINFO, **files}))
     assert device.kind is DeviceKind.CPU
     assert device.name == "Test CPU @ 2 GHz, node 0"
@@ -139,9 +137,7 @@ def test_processor_flags(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_the_kernels_out_of_memory_count(
-    tmp_path: Path, files: dict[str, str], count: int | None
-) -> None:
+def test_the_kernels_out_of_memory_count(tmp_path: Path, files: dict[str, str], count: int | None) -> None:
     assert probe.oom_kills(machine(tmp_path, files)) == count
 
 
@@ -184,9 +180,7 @@ class Nvml(types.ModuleType):
         total = 143771 * MIB
         used = self.used * MIB
         reserved = (self.reserved or 0) * MIB
-        return types.SimpleNamespace(
-            total=total, used=used, free=total - used - reserved, reserved=reserved
-        )
+        return types.SimpleNamespace(total=total, used=used, free=total - used - reserved, reserved=reserved)
 
     def nvmlDeviceGetName(self, handle: Any) -> bytes:
         return b"NVIDIA H200"

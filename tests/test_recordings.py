@@ -34,9 +34,7 @@ def test_the_article_form_gives_the_twelve_launches() -> None:
 
 def test_a_launch_on_a_polluted_device_says_by_how_much() -> None:
     recording = load_recording(DATA / "rtx3050ti-qwen25-vl-3b-awq.yaml")
-    polluted = {
-        x.name: x.facts.polluted_by_bytes for x in recording.launches if x.facts.polluted_by_bytes
-    }
+    polluted = {x.name: x.facts.polluted_by_bytes for x in recording.launches if x.facts.polluted_by_bytes}
     assert polluted == {name: (803 - 134) * MIB for name in ("offload2", "len2048", "seqs4")}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -36,9 +37,7 @@ from autotune.errors import BadInput, Unreachable
 @click.option(
     "--vllm", "vllm_command", metavar="CMD", help="vLLM to start: a path, or `python -m …api_server`."
 )
-@click.option(
-    "--recording", type=click.Path(path_type=Path), help="Recorded launches, for --engine replay."
-)
+@click.option("--recording", type=click.Path(path_type=Path), help="Recorded launches, for --engine replay.")
 @click.option("--space", "space_source", metavar="FILE", help="Search space; default by device.")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="Option that is never changed.")
 @click.option(
@@ -55,12 +54,8 @@ from autotune.errors import BadInput, Unreachable
 @click.option(
     "--workload", "workload_file", type=click.Path(path_type=Path), help="YAML: concurrency, shapes."
 )
-@click.option(
-    "--measure-s", type=click.FloatRange(1), help="Limit of one launch's measuring  [180; CPU 30]"
-)
-@click.option(
-    "--reserve-mib", type=click.IntRange(0), help="Memory left to others  [256; CPU backend 4096]"
-)
+@click.option("--measure-s", type=click.FloatRange(1), help="Limit of one launch's measuring  [180; CPU 30]")
+@click.option("--reserve-mib", type=click.IntRange(0), help="Memory left to others  [256; CPU backend 4096]")
 @click.option("--dummy-weights", is_flag=True, help="Random weights; implied by a folder without any.")
 @click.option(
     "--start-timeout", metavar="TIME", help="Longest start; a hang is judged by the log before that."
@@ -308,9 +303,7 @@ def _write_answer(folder: Any, engine: Any, state: Any, tokenizer: Path | None) 
     if winner is None:
         return None
     command = shlex.join(engine.argv(winner.config))
-    exports = "".join(
-        f"export {name}={shlex.quote(value)}\n" for name, value in sorted(engine.environment().items())
-    )
+    exports = "".join(_export(name, value) for name, value in sorted(engine.environment().items()))
     script = (
         "#!/bin/sh\n"
         f"# {winner.tok_s:.2f} output tok/s at {state.workload.concurrency} clients, "
@@ -320,6 +313,13 @@ def _write_answer(folder: Any, engine: Any, state: Any, tokenizer: Path | None) 
     )
     folder.write_best(config_yaml=engine.yaml_config(winner.config), script=script)
     return command
+
+
+def _export(name: str, value: str) -> str:
+    """A line of launch.sh; a secret is asked for, never written down."""
+    if re.search(r"TOKEN|KEY|SECRET|PASSW", name.upper()):
+        return f': "${{{name}:?is needed}}"\n'
+    return f"export {name}={shlex.quote(value)}\n"
 
 
 def _environment(settings: tuple[str, ...]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 from rich.console import Console
@@ -54,7 +55,8 @@ class SearchView(Listener):
         if self._status:
             best = f", best so far {self._best:.2f} tok/s" if self._best else ""
             self._status.update(f"{self._head}: {text}{self._left()}{best}")
-        elif text != self._last_phase:
+        elif _kind(text) != _kind(self._last_phase):
+            # Plain lines: one when a phase begins, not one for each of its steps.
             self._print(f"  {text}{self._left()}")
         self._last_phase = text
 
@@ -80,3 +82,8 @@ class SearchView(Listener):
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _kind(phase: str) -> str:
+    """The words of a phase without its figures."""
+    return re.sub(r"[\d.]+", "", phase)

@@ -118,9 +118,7 @@ class Calibration:
         if ratio is not None:
             learnt = replace(learnt, kv_ratio=hull(learnt.kv_ratio, Interval.exact(ratio)))
         if model.key + observation.mode in learnt._contradicted - self._contradicted:
-            said.append(
-                "launches of this mode contradict each other: bounds are widened to hold them all"
-            )
+            said.append("launches of this mode contradict each other: bounds are widened to hold them all")
         return learnt._note(*said)
 
     def _note(self, *notes: str) -> Calibration:
@@ -147,12 +145,8 @@ class Calibration:
             if seen.activation is not None:
                 parts = limited(parts, seen.parts, seen.activation)
         activation = self._cause(same, "activation", lambda seen: _phase_shift(parts, seen))
-        non_torch = self._cause(
-            same, "non_torch", lambda seen: _shift(prior.non_torch, seen.parts.non_torch)
-        )
-        graphs = self._cause(
-            same, "cudagraph", lambda seen: _shift(prior.cudagraph, seen.parts.cudagraph)
-        )
+        non_torch = self._cause(same, "non_torch", lambda seen: _shift(prior.non_torch, seen.parts.non_torch))
+        graphs = self._cause(same, "cudagraph", lambda seen: _shift(prior.cudagraph, seen.parts.cudagraph))
         # Phases are limited for the difference only by what the observed launch itself showed.
         totals = [self._total(parts, prior, resolved, seen) for seen in same if seen.non_kv is not None]
         activation, non_torch = activation or parts.activation, non_torch or prior.non_torch
@@ -177,9 +171,7 @@ class Calibration:
         same: list[Observation], name: str, shift: Callable[[Observation], Interval]
     ) -> Interval | None:
         values = [(seen, getattr(seen, name)) for seen in same]
-        return common(
-            [(value + shift(seen)).clamp_low(0.0) for seen, value in values if value is not None]
-        )
+        return common([(value + shift(seen)).clamp_low(0.0) for seen, value in values if value is not None])
 
     @staticmethod
     def _total(parts: Components, prior: Components, resolved: Resolved, seen: Observation) -> Interval:
@@ -229,8 +221,7 @@ def _fit(seen: Observation, other: Observation) -> bool:
     if seen.non_kv is None or other.non_kv is None:
         return True
     here, there = (
-        o.parts if o.offloaded is None else replace(o.parts, offloaded=o.offloaded)
-        for o in (seen, other)
+        o.parts if o.offloaded is None else replace(o.parts, offloaded=o.offloaded) for o in (seen, other)
     )
     same_offload = seen.resolved.cpu_offload_gb == other.resolved.cpu_offload_gb
     said = seen.non_kv + difference(there, here, same_offload=same_offload)
@@ -274,9 +265,7 @@ def _shift(there: Interval, here: Interval) -> Interval:
 
 
 def _phase_shift(parts: Components, seen: Observation) -> Interval:
-    here = (
-        limited(seen.parts, seen.parts, seen.activation) if seen.activation is not None else seen.parts
-    )
+    here = limited(seen.parts, seen.parts, seen.activation) if seen.activation is not None else seen.parts
     return difference(
         replace(
             parts,

@@ -93,9 +93,7 @@ def _on_cuda(
     if not rules.certain:
         base = Interval(0.0, base.best, base.high * 1.5)
     hopper = (
-        device.compute_capability[0] == 9
-        if device.compute_capability
-        else device.total.best >= _HOPPER_BYTES
+        device.compute_capability[0] == 9 if device.compute_capability else device.total.best >= _HOPPER_BYTES
     )
     return Components(
         weights=weights,
@@ -115,9 +113,7 @@ def _weights(resolved: Resolved, model: ModelSpec, tower_share: Interval) -> Int
     full = model.weight_bytes(resolved.dtype_bytes, tensor_parallel=tp, pipeline_parallel=pp)
     if not model.multimodal or tower_share.low == 1.0:
         return full
-    bare = model.weight_bytes(
-        resolved.dtype_bytes, tensor_parallel=tp, pipeline_parallel=pp, towers=False
-    )
+    bare = model.weight_bytes(resolved.dtype_bytes, tensor_parallel=tp, pipeline_parallel=pp, towers=False)
     tower = full - bare.best
     return Interval(
         bare.low + max(0.0, tower.low) * tower_share.low,

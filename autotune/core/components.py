@@ -37,9 +37,7 @@ class Components:
         """The largest phase and the workspace."""
         phases = (self.layers, self.logits, self.encoder)
         return (
-            Interval(
-                max(p.low for p in phases), max(p.best for p in phases), max(p.high for p in phases)
-            )
+            Interval(max(p.low for p in phases), max(p.best for p in phases), max(p.high for p in phases))
             + self.workspace
         )
 

@@ -42,9 +42,7 @@ def number(config: Mapping[str, Any], name: str, default: int | None = None) -> 
         if isinstance(value, list):  # one value per layer: the caller handles it, this is the largest
             value = max((v for v in value if _whole(v)), default=value)
         if not _whole(value) or value < 0 or value > LARGEST:
-            raise BadInput(
-                f"config.json: {key} must be a whole number up to {LARGEST}, not {_short(value)}"
-            )
+            raise BadInput(f"config.json: {key} must be a whole number up to {LARGEST}, not {_short(value)}")
         if value == 0:
             if default is not None:
                 continue

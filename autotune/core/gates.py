@@ -80,9 +80,7 @@ class Verdict:
         }
 
 
-def judge(
-    resolved: Resolved, ledger: Ledger, device: Device, *, doubts: tuple[str, ...] = ()
-) -> Verdict:
+def judge(resolved: Resolved, ledger: Ledger, device: Device, *, doubts: tuple[str, ...] = ()) -> Verdict:
     """Gates 1 to 3 on a ledger. `refused` only when no point of the interval starts.
 
     Gate 1: free − budget. Gate 2: the pool, less the null block where vLLM keeps one back, must be above
@@ -124,9 +122,7 @@ def judge(
     )
 
 
-def bad_argument(
-    reason: str, resolved: Resolved, ledger: Ledger, *, doubts: tuple[str, ...] = ()
-) -> Verdict:
+def bad_argument(reason: str, resolved: Resolved, ledger: Ledger, *, doubts: tuple[str, ...] = ()) -> Verdict:
     """Gate 0: vLLM refuses the options themselves; no bytes are missing."""
     return Verdict(
         verdict="refused",

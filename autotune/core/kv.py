@@ -145,10 +145,7 @@ def _grouped(
     size = largest if largest_group_rule and largest < 1.5 * smallest else smallest
     counts = {kind: math.ceil(count / size) for kind, count in buckets.items()}
     blocks = Interval.sum(
-        [
-            _blocks(window, length, block_size, in_flight).scale(count)
-            for (_, window), count in counts.items()
-        ]
+        [_blocks(window, length, block_size, in_flight).scale(count) for (_, window), count in counts.items()]
     )
     per_block = size * max(pages) * block_size
     if len(pages) == 1:
@@ -161,6 +158,4 @@ def _grouped(
         for i in paged
     )  # fmt: skip
     low = min(bare / per_block, blocks.low)
-    return KvPlan(
-        per_token, per_block, Interval(low, blocks.best, blocks.high), sum(counts.values()), False
-    )
+    return KvPlan(per_token, per_block, Interval(low, blocks.best, blocks.high), sum(counts.values()), False)

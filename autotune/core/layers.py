@@ -56,9 +56,7 @@ def _kinds(
     text: Mapping[str, Any], d: Decoder, family: str, window: int | None, doubts: list[str]
 ) -> list[str]:
     """The kind of each layer."""
-    listed = (
-        text.get("layer_types") or text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    )
+    listed = text.get("layer_types") or text.get("layers_block_type") or text.get("hybrid_override_pattern")
     kinds: list[str]
     if isinstance(listed, (list, str)) and len(listed) >= d.layers:
         unknown = {str(k) for k in listed[: d.layers]} - set(_KINDS)

@@ -150,10 +150,7 @@ def build_ledger(
         tokens = Interval(*(float(int(v)) for v in (tokens.low, tokens.best, tokens.high)))
     else:
         tokens = Interval(
-            *(
-                float(v // plan.groups * resolved.block_size)
-                for v in (blocks.low, blocks.best, blocks.high)
-            )
+            *(float(v // plan.groups * resolved.block_size) for v in (blocks.low, blocks.best, blocks.high))
         )
     return Ledger(
         total=device.total,

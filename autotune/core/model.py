@@ -105,9 +105,7 @@ class ModelSpec:
         if not isinstance(config, Mapping):
             raise BadInput("config.json is not a mapping")
         text = text_config(config)
-        family = str(text.get("model_type") or config.get("model_type") or "unknown").removesuffix(
-            "_text"
-        )
+        family = str(text.get("model_type") or config.get("model_type") or "unknown").removesuffix("_text")
         doubts: list[str] = []
         decoder = _decoder(text, doubts)
         quant = config.get("quantization_config") or text.get("quantization_config")
@@ -256,9 +254,7 @@ def _decoder(text: Mapping[str, Any], doubts: list[str]) -> Decoder:
     if kv_heads > heads:
         raise BadInput(f"config.json: {kv_heads} key/value heads are more than {heads} attention heads")
     intermediate = number(text, "intermediate", 4 * hidden)
-    if isinstance(text.get("intermediate_size"), list) or isinstance(
-        text.get("num_key_value_heads"), list
-    ):
+    if isinstance(text.get("intermediate_size"), list) or isinstance(text.get("num_key_value_heads"), list):
         doubts.append("layers differ in size: the largest one is taken for all")
     return Decoder(layers, hidden, intermediate, heads, kv_heads, head_dim, number(text, "vocab"))
 
@@ -320,8 +316,6 @@ def _kv_cache_bits(quant: Mapping[str, Any] | None) -> int | None:
     if scheme and isinstance(scheme.get("num_bits"), int):
         return int(scheme["num_bits"])
     algorithm = str(
-        quant.get("kv_cache_quant_algo")
-        or section(quant, "quantization").get("kv_cache_quant_algo")
-        or ""
+        quant.get("kv_cache_quant_algo") or section(quant, "quantization").get("kv_cache_quant_algo") or ""
     )
     return {"FP8": 8, "NVFP4": 4}.get(algorithm.upper())

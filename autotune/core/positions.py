@@ -70,16 +70,12 @@ def rotary_elements(text: Mapping[str, Any], d: Decoder) -> int:
         width = number(text, "qk_rope_head_dim")
     else:
         share = text.get("partial_rotary_factor", text.get("rotary_pct", 1.0))
-        width = (
-            int(d.head_dim * share) if isinstance(share, (int, float)) and 0 < share <= 1 else d.head_dim
-        )
+        width = int(d.head_dim * share) if isinstance(share, (int, float)) and 0 < share <= 1 else d.head_dim
     stretch = 1.0
     for rope in ropes:
         if "mrope_section" in rope or _rope_kind(rope) == "mrope":
             stretch = max(stretch, 4.0)
-        elif _rope_kind(rope) in ("yarn", "deepseek_yarn") and isinstance(
-            rope.get("factor"), (int, float)
-        ):
+        elif _rope_kind(rope) in ("yarn", "deepseek_yarn") and isinstance(rope.get("factor"), (int, float)):
             original = number(rope, "original_max_position_embeddings", positions)
             stretch = max(stretch, min(1e4, original * float(rope["factor"]) / positions))
     tables = 2 if text.get("rope_local_base_freq") else 1

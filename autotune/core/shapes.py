@@ -100,9 +100,7 @@ def _group(settings: Mapping[str, Any]) -> int:
     values = [settings.get("group_size"), settings.get("q_group_size")]
     groups = settings.get("config_groups")
     if isinstance(groups, dict):
-        values += [
-            section(g, "weights").get("group_size") for g in groups.values() if isinstance(g, dict)
-        ]
+        values += [section(g, "weights").get("group_size") for g in groups.values() if isinstance(g, dict)]
     for value in values:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
@@ -154,9 +152,7 @@ def parts_from_config(
     )  # fmt: skip
     if tied is None:
         doubts.append("the config does not say whether input and output embeddings are tied")
-    positions = (
-        number(text, "max_position_embeddings", 1) if family in ("gpt2", "opt", "gpt_bigcode") else 0
-    )
+    positions = number(text, "max_position_embeddings", 1) if family in ("gpt2", "opt", "gpt_bigcode") else 0
     parts = {
         "decoder_layers": decoder_part,
         "embedding": Part.exact(table),
@@ -180,9 +176,7 @@ def _layers(text: Mapping[str, Any], d: Decoder, family: str) -> tuple[float, fl
     if experts <= 1:
         return float(d.layers * (attention + dense_mlp)), float(d.layers * small)
     width = number(text, "expert_intermediate", d.intermediate)
-    shared = number(text, "n_shared_experts", 0) * width + number(
-        text, "shared_expert_intermediate_size", 0
-    )
+    shared = number(text, "n_shared_experts", 0) * width + number(text, "shared_expert_intermediate_size", 0)
     moe = 3 * d.hidden * (experts * width + shared)
     dense_layers = min(d.layers, number(text, "first_k_dense_replace", 0))
     listed = text.get("mlp_only_layers")
@@ -191,9 +185,7 @@ def _layers(text: Mapping[str, Any], d: Decoder, family: str) -> tuple[float, fl
     sparse = (d.layers - dense_layers) // step
     dense = d.layers - sparse
     gates = sparse * d.hidden * (experts + (1 if shared else 0))
-    return float(d.layers * attention + sparse * moe + dense * dense_mlp), float(
-        d.layers * small + gates
-    )
+    return float(d.layers * attention + sparse * moe + dense * dense_mlp), float(d.layers * small + gates)
 
 
 def _attention(text: Mapping[str, Any], d: Decoder, family: str) -> tuple[int, int]:
@@ -244,9 +236,7 @@ def _tower(name: str, v: Mapping[str, Any], family: str, d: Decoder, doubts: lis
         h, inter, depth = number(v, "hidden_size"), number(v, "intermediate_size"), number(v, "depth")
         # qkv and proj with biases, a gated MLP with biases, two norms.
         block = 4 * h * h + 4 * h + 3 * h * inter + 2 * inter + h + 2 * h
-        return Part.exact(
-            patch * h + depth * block + _merger(v, h, number(v, "out_hidden_size"), norm=h)
-        )
+        return Part.exact(patch * h + depth * block + _merger(v, h, number(v, "out_hidden_size"), norm=h))
     if family == "qwen2_vl":
         h, depth = number(v, "embed_dim"), number(v, "depth")
         inter = h * number(v, "mlp_ratio", 4)

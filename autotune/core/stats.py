@@ -131,8 +131,7 @@ def summarise(launches: Sequence[Sequence[float]]) -> LaunchSummary:
     if not candidates:
         return LaunchSummary(mean, -math.inf, math.inf, count, math.inf, 0)
     half, error, freedom = max(
-        (t_quantile((1 + CONFIDENCE) / 2, freedom) * error, error, freedom)
-        for error, freedom in candidates
+        (t_quantile((1 + CONFIDENCE) / 2, freedom) * error, error, freedom) for error, freedom in candidates
     )
     return LaunchSummary(mean, mean - half, mean + half, count, error, freedom)
 
@@ -161,9 +160,7 @@ def ratio_interval(over: LaunchSummary, under: LaunchSummary) -> tuple[float, fl
     """
     if not (over.mean_tok_s > 0 and under.mean_tok_s > 0):
         return 0.0, math.inf
-    terms = [
-        ((side.standard_error_tok_s / side.mean_tok_s) ** 2, side.freedom) for side in (over, under)
-    ]
+    terms = [((side.standard_error_tok_s / side.mean_tok_s) ** 2, side.freedom) for side in (over, under)]
     ratio = over.mean_tok_s / under.mean_tok_s
     total = sum(term for term, _ in terms)
     if math.isinf(total):

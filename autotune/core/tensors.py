@@ -80,9 +80,7 @@ _TOWER = re.compile(
     r"embed_vision|embed_audio|vision_adapter|patch_merger|vision_language_adapter|resampler|aligner|mlp1)\."
 )
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.\d+\.")
-_EMBEDDING = re.compile(
-    r"(?:^|\.)(?:embed_tokens|tok_embeddings|wte|word_embeddings|embed_in|embeddings)\."
-)
+_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|tok_embeddings|wte|word_embeddings|embed_in|embeddings)\.")
 _LM_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
 
 

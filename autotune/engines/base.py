@@ -185,9 +185,7 @@ class Engine(abc.ABC):
         """vLLM's version, e.g. "0.32.0". Never guessed: "unknown" when it cannot be read."""
 
     @abc.abstractmethod
-    def launch(
-        self, config: LaunchConfig, *, log_path: Path, progress: Progress = lambda _: None
-    ) -> Session:
+    def launch(self, config: LaunchConfig, *, log_path: Path, progress: Progress = lambda _: None) -> Session:
         """Starts one server and returns when it serves.
 
         Raises:

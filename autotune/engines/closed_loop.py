@@ -139,9 +139,7 @@ class ClosedLoop:
             if metrics is None:
                 return
             self._counted_before = metrics.total("generation_tokens")
-            busy = (metrics.total("num_requests_running") or 0) + (
-                metrics.total("num_requests_waiting") or 0
-            )
+            busy = (metrics.total("num_requests_running") or 0) + (metrics.total("num_requests_waiting") or 0)
             if busy == 0 or time.monotonic() > end:
                 return
             await asyncio.sleep(_TICK_S)
@@ -199,9 +197,7 @@ class ClosedLoop:
             covers = f"covers {expected:.1f} of {plan.waves} waves in {span_s:.0f} s"
             emit(self._window(edges[-2], edges[-1], [*doubts, *([covers] if short else [])]))
 
-    async def _warm_up(
-        self, meter: httpx.AsyncClient, began: float, emit: Emit
-    ) -> tuple[float, list[str]]:
+    async def _warm_up(self, meter: httpx.AsyncClient, began: float, emit: Emit) -> tuple[float, list[str]]:
         """Requests per second at its end, and doubts, once enough waves are served.
 
         A wave counts when as many requests have finished and as many tokens were made as it holds:

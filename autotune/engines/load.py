@@ -102,9 +102,7 @@ class LoadClient:
                 else:
                     progress(event)
 
-    def _drive(
-        self, job: Callable[[Emit], Coroutine[Any, Any, None]]
-    ) -> Generator[Window | str, None, None]:
+    def _drive(self, job: Callable[[Emit], Coroutine[Any, Any, None]]) -> Generator[Window | str, None, None]:
         """What `job` emits while it runs in an event loop of its own; its error is raised here."""
         events: queue.SimpleQueue[Window | str | BaseException | None] = queue.SimpleQueue()
         loop = asyncio.new_event_loop()

@@ -176,7 +176,7 @@ class ServerProcess:
 def _start_watchdog(mark: str, folder: Path) -> subprocess.Popen[bytes]:
     """In a session of its own, out of Ctrl-C's reach; without the mark, so not its own prey."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", watchdog.__file__, mark, str(folder)],
+        [sys.executable, "-I", "-S", watchdog.__file__, mark, str(folder), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -73,9 +73,7 @@ class ReplayEngine(Engine):
 
         return yaml_config(config, model=self._recording.launches[0].model)
 
-    def launch(
-        self, config: LaunchConfig, *, log_path: Path, progress: Progress = lambda _: None
-    ) -> Session:
+    def launch(self, config: LaunchConfig, *, log_path: Path, progress: Progress = lambda _: None) -> Session:
         repeats = self._by_config.get(config)
         if not repeats:
             raise LaunchFailed(Outcome.OTHER, f"not in the recording: {config.text()}")

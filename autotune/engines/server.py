@@ -157,7 +157,8 @@ class ServerEngine(Engine):
 
     @property
     def _served(self) -> str:
-        return str(self._model.path) if self._model.path is not None else self._model.name
+        # Absolute: launch.sh and best.yaml are started from anywhere.
+        return str(self._model.path.resolve()) if self._model.path is not None else self._model.name
 
     def _options(
         self,
@@ -179,9 +180,7 @@ class ServerEngine(Engine):
         )
 
     def _environment(self) -> dict[str, str]:
-        local = (
-            {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} if self._model.path is not None else {}
-        )
+        local = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} if self._model.path is not None else {}
         return {**local, **os.environ, **self._env}
 
     def _wait_for_idle(self, progress: Progress) -> int | None:
@@ -193,9 +192,7 @@ class ServerEngine(Engine):
         if device.used_bytes is None:
             return None
         if device.polluted_by_bytes > _IDLE_TOLERANCE_BYTES:
-            progress(
-                f"waiting for {mib_text(device.polluted_by_bytes)} of an earlier process to be freed"
-            )
+            progress(f"waiting for {mib_text(device.polluted_by_bytes)} of an earlier process to be freed")
             wait_until(
                 lambda: self.device().polluted_by_bytes <= _IDLE_TOLERANCE_BYTES,
                 self._idle_limit_s,
@@ -265,9 +262,7 @@ class ServerEngine(Engine):
     def _text_config(self) -> Mapping[str, Any]:
         """The language model's part of the config (multimodal models nest it)."""
         for key in ("text_config", "llm_config", "language_config"):
-            if "vocab_size" not in self._model.config and isinstance(
-                self._model.config.get(key), Mapping
-            ):
+            if "vocab_size" not in self._model.config and isinstance(self._model.config.get(key), Mapping):
                 nested: Mapping[str, Any] = self._model.config[key]
                 return nested
         return self._model.config
@@ -389,11 +384,7 @@ class ServerSession(Session):
         elif outcome is Outcome.OTHER and kind == "gone":
             # Neither side knows the cause; what the client saw is at least certain.
             text = f"{reason}; the log says: {text}"
-        if (
-            outcome is Outcome.OTHER
-            and kills_before is not None
-            and (probe.oom_kills() or 0) > kills_before
-        ):
+        if outcome is Outcome.OTHER and kills_before is not None and (probe.oom_kills() or 0) > kills_before:
             outcome = Outcome.HOST_RAM
             text = f"the kernel ended a process for want of host memory ({text})"
         return LaunchFailed(

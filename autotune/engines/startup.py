@@ -17,8 +17,8 @@ _POLL_S = 0.2
 # later.
 _LAST_WORDS_S = 1.5
 _LAST_WORDS_LIMIT_S = 10.0
-# Below this share of one processor a server is waiting, not working: an idle vLLM 0.32 polls at 1 to 2
-# %.
+# Below this share of one processor a server is waiting, not working (tests/real: an idle vLLM uses
+# less).
 _BUSY_SHARE = 0.05
 _SAMPLE_S = 5.0
 #: vLLM repeats these once a minute while it waits for a worker that may be dead: no sign of progress.
@@ -166,8 +166,7 @@ class _Clock:
         cpu_s, read_bytes = self._process.cpu_s(), self._process.read_bytes()
         # Both fall when a process of the group ends, which is life as well.
         works = (
-            abs(cpu_s - self._cpu_s) > _BUSY_SHARE * span_s
-            or abs(read_bytes - self._read_bytes) > 1 << 20
+            abs(cpu_s - self._cpu_s) > _BUSY_SHARE * span_s or abs(read_bytes - self._read_bytes) > 1 << 20
         )
         self._cpu_s, self._read_bytes = cpu_s, read_bytes
         return works

@@ -1,7 +1,7 @@
 """Ends a server and all that descends from it, also when autotune itself is killed.
 
 Two users: `process.ServerProcess` imports the functions, and the watchdog runs this very file as a
-script (`python -I -S watchdog.py MARK TMPDIR`), so it may import nothing but the standard library.
+script (`python -I -S watchdog.py MARK TMPDIR PARENT`): it may import only the standard library.
 
 The watchdog's standard input is a pipe whose only write end autotune holds. Lines on it: `group PID`
 names the server's process group, `done` means that everything is gone. End of file means that autotune
@@ -82,9 +82,7 @@ def carries(pid: int, mark: str) -> bool:
         return False
 
 
-def belongings(
-    group: int | None, mark: str, known: set[tuple[int, int]], *, deep: bool = True
-) -> list[Proc]:
+def belongings(group: int | None, mark: str, known: set[tuple[int, int]], *, deep: bool = True) -> list[Proc]:
     """The live processes of one server.
 
     Args:
@@ -182,14 +180,14 @@ def _is_tracker(pid: int) -> bool:
         return False
 
 
-def watch(mark: str, folder: str) -> None:
+def watch(mark: str, folder: str, parent: int) -> None:
     """Waits for `done` or for the end of autotune, and in the second case ends the server."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    parent = os.getppid()
     group: int | None = None
     text = b""
-    # The parent is looked at as well: a child that autotune forked may keep the pipe open.
+    # The parent is looked at as well: a child that autotune forked may keep the pipe open. Its id is
+    # given, since it may have died before this process could ask.
     while os.getppid() == parent:
         if not select.select([0], [], [], 1.0)[0]:
             continue
@@ -206,4 +204,4 @@ def watch(mark: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    watch(sys.argv[1], sys.argv[2])
+    watch(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -39,9 +39,7 @@ def _body(result: Mapping[str, Any]) -> RenderableType:
         if row is None:
             table.add_row(name, "none", "", "", "")
             continue
-        rate = (
-            f"{row['tok_s']:.2f}" if row["tok_s"] is not None else str(row.get("outcome") or "not run")
-        )
+        rate = f"{row['tok_s']:.2f}" if row["tok_s"] is not None else str(row.get("outcome") or "not run")
         interval = f"{row['ci95'][0]:.2f} to {row['ci95'][1]:.2f}" if row["ci95"] else "unknown"
         table.add_row(
             name,
@@ -72,10 +70,12 @@ def _body(result: Mapping[str, Any]) -> RenderableType:
 
 
 def options_text(params: Mapping[str, Any] | None) -> str:
-    """`--max-num-seqs 8 --block-size 32`, or a dash when nothing is given."""
-    if not params:
-        return "-"
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in params.items())
+    """`--max-num-seqs 8 --enforce-eager`, or a dash when nothing is given."""
+    words = []
+    for name, value in (params or {}).items():
+        flag = "--" + name.replace("_", "-")
+        words.append(flag if value is True else f"--no-{flag[2:]}" if value is False else f"{flag} {value}")
+    return " ".join(words) or "-"
 
 
 def how_known(engine: str, measured: bool) -> str:

@@ -43,7 +43,9 @@ def nearest_reachable(
     details: dict[str, Any] = {}
     if failed:
         last = failed[-1]
-        message = f"{target_len} tokens not reached: all {len(failed)} launches failed, last with {last.outcome}"
+        message = (
+            f"{target_len} tokens not reached: all {len(failed)} launches failed, last with {last.outcome}"
+        )
         reason = last.reason
         details["gate"] = last.outcome.value
     else:
@@ -61,9 +63,7 @@ def nearest_reachable(
     nearest = _nearest_length(refused, predictor, engine, calibration, target_len)
     if nearest:
         details["nearest_len"] = nearest
-        hint = (
-            f"{reason}; the longest length that fits is about {nearest} tokens (--target-len {nearest})"
-        )
+        hint = f"{reason}; the longest length that fits is about {nearest} tokens (--target-len {nearest})"
     else:
         hint = f"{reason}; no length fits in this space" if not failed else reason
     return Unreachable(message, hint=hint, details=details)

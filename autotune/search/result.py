@@ -96,9 +96,7 @@ def result_of(state: SearchState, engine: Engine, command: str | None) -> dict[s
     charged = [trial for trial in state.trials if trial.charged]
     doubts = _doubts(state, winner)
     if status == "improved" and winner and base_score and winner.interval is None:
-        doubts.append(
-            f"judged with an assumed spread of {_UNKNOWN_SPREAD:.0%}: no repeats were recorded"
-        )
+        doubts.append(f"judged with an assumed spread of {_UNKNOWN_SPREAD:.0%}: no repeats were recorded")
     return {
         "status": status,
         "engine": engine.name,

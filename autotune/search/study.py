@@ -96,9 +96,7 @@ class Study:
             )
         return len(self._study.get_trials(deepcopy=False)) - 1
 
-    def tell_failed(
-        self, trial: optuna.Trial, verdict: Verdict, reason: str, *, transient: bool
-    ) -> None:
+    def tell_failed(self, trial: optuna.Trial, verdict: Verdict, reason: str, *, transient: bool) -> None:
         """Launched and not served: PRUNED and `launch` = 1; FAIL for infrastructure faults."""
         trial.set_user_attr("failed", reason)
         if transient:

@@ -164,9 +164,7 @@ class Tuner:
             number = self._study.add_refused(config.params(), judgement.verdict, judgement.reason)
             self._record_refusal(number, "search", config, judgement)
 
-    def _record_refusal(
-        self, number: int, purpose: str, config: LaunchConfig, judgement: Judgement
-    ) -> None:
+    def _record_refusal(self, number: int, purpose: str, config: LaunchConfig, judgement: Judgement) -> None:
         outcome = judgement.verdict.outcome
         trial = Trial(
             number=number,
@@ -295,9 +293,7 @@ class Tuner:
 
     # -- one launch --------------------------------------------------------------------------------
 
-    def _launch(
-        self, opened: optuna.Trial, purpose: str, config: LaunchConfig, judgement: Judgement
-    ) -> None:
+    def _launch(self, opened: optuna.Trial, purpose: str, config: LaunchConfig, judgement: Judgement) -> None:
         """Launches, fills, measures, records and learns; retries an infrastructure fault once."""
         for attempt in (0, 1):
             self.state.launches += 1

@@ -68,9 +68,7 @@ def unchecked(
         ignored.append(("cpu_offload_gb", "vLLM's CPU backend accepts it and moves nothing"))
         offload = 0.0
     elif offload and runner_of(model, device, rules) == "V2" and rules.offload_v2 == "ignored":
-        ignored.append(
-            ("cpu_offload_gb", f"vLLM {rules.column} (runner V2) accepts it and moves nothing")
-        )
+        ignored.append(("cpu_offload_gb", f"vLLM {rules.column} (runner V2) accepts it and moves nothing"))
         offload = 0.0
     return Resolved(
         gpu_memory_utilization=config.gpu_memory_utilization or rules.default_gmu,
@@ -108,9 +106,7 @@ def gate0(
     if model.heads % tp:
         return f"{model.heads} attention heads cannot be split over tensor_parallel_size {tp}"
     if (config.pipeline_parallel_size or 1) > model.layers:
-        return (
-            f"pipeline_parallel_size {config.pipeline_parallel_size} is more than {model.layers} layers"
-        )
+        return f"pipeline_parallel_size {config.pipeline_parallel_size} is more than {model.layers} layers"
     block = config.block_size
     multiple = rules.block_multiple_cpu if cpu else rules.block_multiple_cuda
     mla = any(item.kind == "mla" for item in model.attention)

@@ -206,6 +206,8 @@ _ARGUMENTS = (
             r"must be divisible by (?:the )?tensor.parallel|\bis not divisible by\b(?! the max)",
         ),
         ("size", r"Block size must be|[Ii]nvalid block size"),
+        # 0.32+: the option's blocks fit no attention backend of this device.
+        ("block size", r"No common block size for"),
         ("max_model_len", r"User-specified max_model_len"),
         (
             "max_num_batched_tokens",

@@ -165,9 +165,7 @@ class FactsBuilder:
             if name == "version" or name == "runner":
                 self._words[name] = value
             elif name == "backend":
-                self._words.setdefault(
-                    name, _BACKENDS.get(value, value)
-                )  # later ones are the vision tower's
+                self._words.setdefault(name, _BACKENDS.get(value, value))  # later ones are the vision tower's
             elif name.startswith("--"):
                 self.args.setdefault(name[2:], _literal(value))
             else:
@@ -214,9 +212,7 @@ class FactsBuilder:
             activation_bytes=_bytes(figures, "activation"),
             non_torch_bytes=non_torch,
             cudagraph_bytes=_bytes(figures, "graphs"),
-            non_kv_bytes=requested - pool
-            if requested is not None and pool is not None
-            else stated_non_kv,
+            non_kv_bytes=requested - pool if requested is not None and pool is not None else stated_non_kv,
             kv_pool_bytes=pool,
             kv_needed_bytes=_bytes(figures, "needed"),
             offloaded_bytes=_bytes(figures, "offloaded"),

@@ -74,9 +74,7 @@ def fatal_line(line: str) -> bool:
 
 # Figures do not decide whether a line matters, except in these (exit codes, errno, counts of 0).
 _DIGITS = b"0123456789"
-_DIGITS_DECIDE = re.compile(
-    r"exit|returned|\bcode\b|status|Errno|ignal|SIG|blocks|illed|for kv|sm_|': -"
-)
+_DIGITS_DECIDE = re.compile(r"exit|returned|\bcode\b|status|Errno|ignal|SIG|blocks|illed|for kv|sm_|': -")
 # What users send is printed in the server's log and proves nothing.
 _REQUEST = ("Received request ", "Added request ")
 

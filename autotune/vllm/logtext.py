@@ -196,9 +196,7 @@ def _from_json(line: Line) -> Line | None:
         message,
         str(level) if level else line.level,
         f"{name.rsplit('.', 1)[-1]}.py" if level and isinstance(name, str) else line.source,
-        f"{record['processName']} pid={record.get('process')}"
-        if record.get("processName")
-        else line.process,
+        f"{record['processName']} pid={record.get('process')}" if record.get("processName") else line.process,
     )
 
 

@@ -51,10 +51,9 @@ def rules_for(version: str) -> Rules:
     major, minor = int(match[1]), int(match[2])
     if major == 0 and minor in _COLUMNS:
         return replace(_COLUMNS[minor], version=version)
-    if major > 0:
-        nearest = max(_COLUMNS)
-    else:
-        nearest = min(_COLUMNS, key=lambda column: (abs(column - minor), -column))
+    newest_column = max(_COLUMNS)
+    by_distance = min(_COLUMNS, key=lambda column: (abs(column - minor), -column))
+    nearest = newest_column if major > 0 else by_distance
     rules = _COLUMNS[nearest]
     doubt = f"vLLM {version} was not looked into: the rules of {rules.column} are assumed"
     return replace(rules, version=version, certain=False, doubts=(doubt,))

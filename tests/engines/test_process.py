@@ -54,9 +54,7 @@ def start(tmp_path: Path) -> Iterator:
 
 
 def test_it_runs_in_its_own_session_with_a_private_log_and_folder(start, tmp_path: Path) -> None:
-    code = (
-        "import os; print(os.getsid(0), os.getpgid(0), len(os.environ['TMPDIR']), flush=True); " + SLEEP
-    )
+    code = "import os; print(os.getsid(0), os.getpgid(0), len(os.environ['TMPDIR']), flush=True); " + SLEEP
     process, (session, group, length) = start(code, lines=3)
     assert session == group == process.pid
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
@@ -255,7 +253,7 @@ def test_the_watchdog_ends_all_when_autotune_dies(tmp_path: Path, ending: str) -
         if ending == "fork-holds-the-pipe":
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(parent.pid, signal.SIGKILL)
-        assert ended
+        assert ended, [(pid, watchdog.read_process(pid)) for pid in pids]
         assert not Path(folder).exists()
 
 

@@ -74,9 +74,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert [folder for folder in folders if folder.exists()] == []
 
 
-def fails(
-    tmp_path: Path, behaviour: str = "", config: LaunchConfig = CONFIG, **options: Any
-) -> LaunchFailed:
+def fails(tmp_path: Path, behaviour: str = "", config: LaunchConfig = CONFIG, **options: Any) -> LaunchFailed:
     with pytest.raises(LaunchFailed) as caught:
         engine(behaviour, **options).launch(config, log_path=tmp_path / "log")
     return caught.value
@@ -91,7 +89,8 @@ def test_a_started_server_says_what_it_holds_and_is_gone_after_close(tmp_path: P
         assert (facts.num_gpu_blocks, facts.block_size, facts.kv_tokens) == (4096, 16, 65536)
         assert facts.max_concurrency == 128.0
         assert facts.kv_pool_bytes == 1 * GIB
-        assert facts.vllm_version == "0.32.0+cpu"
+        assert facts.vllm_version is not None
+        assert facts.vllm_version.startswith("0.32.0")
         assert facts.polluted_by_bytes == 0
         assert facts.ineffective == {}
         # The API server and its engine.
@@ -179,9 +178,9 @@ def test_deaths_during_the_start(tmp_path: Path, behaviour: str, outcome: Outcom
 def test_a_recorded_log_decides(tmp_path: Path) -> None:
     text = tmp_path / "recorded"
     text.write_text(
-        "(Worker pid=1) ERROR 11-30 02:33:11 [multiproc_executor.py:1063] ValueError: Available memory on "
-        "node 0 (5.66/7.09 GiB) on kv cache allocation is less than requested memory for kv (-0.04/0.71 "
-        "GiB). Reduce\n"
+        "(Worker pid=1) ERROR 11-30 02:33:11 [multiproc_executor.py:1063] ValueError: Available memory "
+        "on node 0 (5.66/7.09 GiB) on kv cache allocation is less than requested memory for kv "
+        "(-0.04/0.71 GiB). Reduce\n"
     )
     failure = fails(tmp_path, f"die=serve,text={text}")
     assert failure.outcome is Outcome.GATE2_NO_KV
@@ -225,9 +224,7 @@ def test_a_slow_start_is_not_a_hang(tmp_path: Path, behaviour: str) -> None:
         ({"start_timeout_s": 1.5}, "not ready for"),
     ],
 )
-def test_a_spinning_start_ends_at_its_own_limits(
-    tmp_path: Path, options: dict[str, Any], text: str
-) -> None:
+def test_a_spinning_start_ends_at_its_own_limits(tmp_path: Path, options: dict[str, Any], text: str) -> None:
     failure = fails(tmp_path, "busy=60", **options)
     assert failure.outcome is Outcome.HUNG
     assert text in failure.reason
@@ -427,16 +424,14 @@ def test_the_command_on_record(
 def test_a_folder_without_a_tokenizer_gets_one(tmp_path: Path) -> None:
     model = Model(has_tokenizer=False, config={"text_config": {"vocab_size": 2048}})
     with engine(model=model).launch(CONFIG, log_path=tmp_path / "log") as session:
-        vocabulary = json.loads((session.tmp_dir / "tokenizer/tokenizer.json").read_text())["model"][
-            "vocab"
-        ]
+        vocabulary = json.loads((session.tmp_dir / "tokenizer/tokenizer.json").read_text())["model"]["vocab"]
         assert len(vocabulary) == 258
         assert f"'tokenizer': '{session.tmp_dir}/tokenizer'" in (tmp_path / "log").read_text()
 
 
 def test_what_is_exported_starts_the_same_server(tmp_path: Path) -> None:
     made = engine(extra_args=["--seed", "7"], env={"A": "it's"})
-    assert "export A='it'\"'\"'s'\n" in made.environment_lines()
+    assert made.environment()["A"] == "it's"
     path = tmp_path / "best.yaml"
     path.write_text(made.yaml_config(CONFIG))
     from tests.fake_vllm import fake_vllm

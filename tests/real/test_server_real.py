@@ -86,9 +86,7 @@ def test_kill_9_of_server_and_autotune_leaves_nothing(tmp_path: Path) -> None:
     code = SEARCHER.format(root=str(ROOT), log=str(tmp_path / "log"))
     with alone():
         segments = shared_segments()
-        with subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-        ) as searcher:
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as searcher:
             assert searcher.stdout is not None
             words = searcher.stdout.readline().split()
             assert len(words) >= 5, (tmp_path / "log").read_text()[-2000:]

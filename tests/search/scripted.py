@@ -59,9 +59,7 @@ class ScriptedEngine(Engine):
     def yaml_config(self, config: LaunchConfig) -> str:
         return "model: scripted\n"
 
-    def launch(
-        self, config: LaunchConfig, *, log_path: Path, progress: Progress = lambda _: None
-    ) -> Session:
+    def launch(self, config: LaunchConfig, *, log_path: Path, progress: Progress = lambda _: None) -> Session:
         self.launched.append(config)
         log_path.write_text("scripted\n")
         failure = self.fails(config)

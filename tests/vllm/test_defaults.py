@@ -23,9 +23,7 @@ TINY = Path(__file__).parents[2] / "examples" / "tiny-llama" / "config.json"
 
 
 def model(name: str = "llama31-8b") -> ModelSpec:
-    return ModelSpec.from_config(
-        json.loads((DATA / "models" / name / "config.json").read_text()), name=name
-    )
+    return ModelSpec.from_config(json.loads((DATA / "models" / name / "config.json").read_text()), name=name)
 
 
 def tiny() -> ModelSpec:
@@ -54,9 +52,7 @@ def device(total_gib: float, name: str = "card", kind: DeviceKind = DeviceKind.C
 def test_batch_defaults_by_device(
     total_gib: float, name: str, kind: DeviceKind, version: str, usage: str, tokens: int, seqs: int
 ) -> None:
-    made = resolve(
-        LaunchConfig(), model(), device(total_gib, name, kind), rules_for(version), usage=usage
-    )
+    made = resolve(LaunchConfig(), model(), device(total_gib, name, kind), rules_for(version), usage=usage)
     assert (made.max_num_batched_tokens, made.max_num_seqs) == (tokens, seqs)
 
 
@@ -96,9 +92,7 @@ def test_every_recorded_h200_launch_resolves_as_it_did() -> None:
     recording = load_recording(DATA / "recordings" / "h200-vllm-0.26-launches.yaml")
     assert len(recording.launches) == 20
     for launch in recording.launches:
-        made = resolve(
-            launch.config, model(launch.model), launch.device, rules_for("0.26.0"), usage="llm"
-        )
+        made = resolve(launch.config, model(launch.model), launch.device, rules_for("0.26.0"), usage="llm")
         facts = launch.facts
         assert made.max_num_batched_tokens == facts.max_num_batched_tokens, launch.name
         assert made.max_num_seqs == facts.max_num_seqs

@@ -64,6 +64,7 @@ CAUSES = [
      "configuration. Reason: ['compute capability not supported']"),
     ("unsupported_arch", "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"),
     # what was asked for
+    ("bad_arg", "ValueError: No common block size for 16 (CPU_ATTN: [MultipleOf(32)])"),
     ("bad_arg", "pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, User-specified "
      "max_model_len (8192) is greater than the derived max_model_len"),
     ("bad_arg", "api_server.py: error: argument --dtype: invalid choice: 'foo'"),

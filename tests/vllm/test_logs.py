@@ -178,9 +178,7 @@ def each_line(wrap: Callable[[str], str]) -> Callable[[str], str]:
 WRAPPERS: dict[str, Callable[[str], str]] = {
     "docker compose": each_line("vllm-server-1  | {}".format),
     "docker json": each_line(
-        lambda line: json.dumps(
-            {"log": line + "\n", "stream": "stderr", "time": "2024-01-01T00:00:00.0Z"}
-        )
+        lambda line: json.dumps({"log": line + "\n", "stream": "stderr", "time": "2024-01-01T00:00:00.0Z"})
     ),
     "journald": each_line("Jan 01 00:00:00 gpu-host vllm[4242]: {}".format),
     "journald iso": each_line("2024-01-01T00:00:00+0000 gpu-host python3[4242]: {}".format),
@@ -210,11 +208,7 @@ def test_collectors_do_not_change_the_class(wrapper: str) -> None:
 def test_lines_cut_by_a_terminal_are_read_as_one(width: int) -> None:
     changed = []
     for case in (c for c in DECISIVE if Outcome(c["outcome"]) in GATES):
-        log = (
-            "\n".join(case["log"]).replace("\n", " ")
-            if len(case["log"]) == 1
-            else "\n".join(case["log"])
-        )
+        log = "\n".join(case["log"]).replace("\n", " ") if len(case["log"]) == 1 else "\n".join(case["log"])
         cut = "\n".join(
             line[i : i + width] for line in log.split("\n") for i in range(0, len(line) or 1, width)
         )
@@ -293,8 +287,7 @@ def test_what_users_send_proves_nothing() -> None:
         "ValueError: This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"
     )
     assert (
-        read_log(f"INFO:     Application startup complete.\n{prompt}\n{refused}").outcome
-        is Outcome.STARTED
+        read_log(f"INFO:     Application startup complete.\n{prompt}\n{refused}").outcome is Outcome.STARTED
     )
 
 
@@ -375,9 +368,7 @@ def test_a_long_log_is_read_quickly_and_in_little_memory(tmp_path: Path) -> None
     assert time.process_time() - start < 2.0
     tracemalloc.start()
     read_log_file(LOGS / "vllm-0.32-cpu-gate2.log")
-    read_log(
-        line for i in range(3000) for line in (f"ValueError: unlike {'x' * (i % 97)}{i}", "y" * 40_000)
-    )
+    read_log(line for i in range(3000) for line in (f"ValueError: unlike {'x' * (i % 97)}{i}", "y" * 40_000))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 100_000_000

@@ -110,9 +110,7 @@ def test_polluted_runs_are_not_learnt_from(number: int) -> None:
 
 def test_what_the_polluted_runs_would_have_done_on_a_clean_card() -> None:
     predictor, known = article_predictor(), after_run_1()
-    offload2, len2048 = (
-        predictor.verdict(article()[n].config, article()[n].device, known) for n in (7, 8)
-    )
+    offload2, len2048 = (predictor.verdict(article()[n].config, article()[n].device, known) for n in (7, 8))
     # About 0.58 GiB: all decoder layers moved, 1.34 instead of 1.01 GiB.
     assert offload2.ledger.kv_pool.best / GIB == pytest.approx(0.58, abs=0.01)
     assert len2048.verdict == "starts"
@@ -139,8 +137,7 @@ def test_the_ends_of_the_window_are_where_the_verdict_turns(side: int) -> None:
     inwards = 1e-7 if side == 0 else -1e-7
     at = [window[side] + inwards, window[side] - inwards]
     inside, outside = (
-        predictor.verdict(run.config.with_options(gpu_memory_utilization=g), run.device, known)
-        for g in at
+        predictor.verdict(run.config.with_options(gpu_memory_utilization=g), run.device, known) for g in at
     )
     assert not inside.refused
     assert outside.refused
@@ -168,9 +165,7 @@ def test_before_any_launch_the_pool_is_within_the_interval(run: RecordedLaunch) 
     assert pool.best == pytest.approx(real, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("name", "outcome"), [("a11", Outcome.GATE2_NO_KV), ("g1", Outcome.GATE1_BUDGET)]
-)
+@pytest.mark.parametrize(("name", "outcome"), [("a11", Outcome.GATE2_NO_KV), ("g1", Outcome.GATE1_BUDGET)])
 def test_recorded_refusals_are_refused_before_any_launch(name: str, outcome: Outcome) -> None:
     run = next(run for run in h200() if run.name == name)
     made = Predictor(model(run.model), "0.26.0", usage="llm").verdict(run.config, run.device)
@@ -241,9 +236,7 @@ def cpu_config(launch: tuple[Any, ...], gmu: float = 0.25) -> LaunchConfig:
 
 
 @pytest.mark.parametrize(("launch", "gib"), CPU_LAUNCHES)
-def test_cpu_non_kv_is_within_the_interval_before_any_launch(
-    launch: tuple[Any, ...], gib: float
-) -> None:
+def test_cpu_non_kv_is_within_the_interval_before_any_launch(launch: tuple[Any, ...], gib: float) -> None:
     made = Predictor(model("tiny"), "0.32.0").verdict(cpu_config(launch), NODE)
     non_kv = made.ledger.non_kv
     assert non_kv.low <= gib * GIB <= non_kv.high
@@ -431,9 +424,7 @@ def test_more_share_less_length_and_fewer_tokens_never_hurt(
     ):
         assert a <= b + 1
     few, many = sorted(tokens)
-    for a, b in zip(
-        bounds(at(less, short, few).non_kv), bounds(at(less, short, many).non_kv), strict=True
-    ):
+    for a, b in zip(bounds(at(less, short, few).non_kv), bounds(at(less, short, many).non_kv), strict=True):
         assert a <= b + 1
 
 

@@ -49,9 +49,7 @@ def test_what_0_11_did_not_have_yet() -> None:
         ("", "0.33"),
     ],
 )
-def test_a_version_not_looked_into_gets_the_nearest_column_and_a_doubt(
-    version: str, column: str
-) -> None:
+def test_a_version_not_looked_into_gets_the_nearest_column_and_a_doubt(version: str, column: str) -> None:
     rules = rules_for(version)
     assert rules.column == column
     assert not rules.certain
