@@ -103,10 +103,12 @@ class Tuner:
         state, goal = self.state, self._goal
         state.started_s = self._clock()
         try:
-            self._tell_refusals()
             if not state.pool.admitted():
+                self._tell_refusals()
                 raise self._unreachable()
+            # First of all trials, so that it is number 0 in every record.
             self._run_baseline()
+            self._tell_refusals()
             while state.launches < goal.max_launches - goal.confirm_launches and self._time_left():
                 self._stop_when_broken()
                 if not self._search_once():

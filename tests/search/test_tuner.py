@@ -57,8 +57,9 @@ def journal(tmp_path: Path) -> optuna.Study:
 
 def test_trial_0_is_vllms_defaults_at_the_target_length(tmp_path: Path) -> None:
     engine = ScriptedEngine()
-    search(engine, tmp_path)
+    state = search(engine, tmp_path)
     assert engine.launched[0].params() == {"max_model_len": 2048}
+    assert (state.trials[0].number, state.trials[0].purpose) == (0, "baseline")
 
 
 def test_the_fastest_configuration_wins_and_is_measured_again(tmp_path: Path) -> None:
