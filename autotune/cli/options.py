@@ -109,6 +109,21 @@ def parse_seconds(text: str | None, option: str) -> float | None:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
+def parse_environment(settings: Sequence[str]) -> dict[str, str]:
+    """`--vllm-env NAME=VALUE` texts as a mapping.
+
+    Raises:
+        BadInput: not of that form.
+    """
+    pairs = {}
+    for text in settings:
+        name, sign, value = text.partition("=")
+        if not sign or not re.fullmatch(r"[A-Za-z_]\w*", name) or "\0" in value:
+            raise BadInput(f"--vllm-env {name!r} is not of the form NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
 def parse_workload(
     file: Path | None,
     concurrency: int | None,

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import signal
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.options import parse_passthrough, parse_seconds, parse_workload
+from autotune.cli.options import parse_environment, parse_passthrough, parse_seconds, parse_workload
 from autotune.errors import BadInput, Unreachable
 
-# Everything heavier is imported inside the command: `autotune search --help` needs none of it.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.core.device import Device
+    from autotune.engines.base import Engine
+    from autotune.models import LoadedModel
+    from autotune.search.goal import Goal
+    from autotune.search.state import SearchState
+    from autotune.spaces import Space
+
+# Everything heavier is imported inside the functions: `autotune search --help` needs none of it.
 
 
 @click.command("search", context_settings={"ignore_unknown_options": False})
@@ -73,293 +83,283 @@ def command(**options: Any) -> int:
     The answer goes to stdout, the talk to stderr. Exit code 3 means that no configuration reaches the
     target length; 130 that you interrupted it (what was measured is kept).
     """
-    return _search(**options)
+    asked = Asked(**options)
+    question = understand(asked)
+    return answer(asked, question)
 
 
-def _search(
-    *,
-    model: str,
-    target_len: int,
-    engine_name: str,
-    vllm_command: str | None,
-    recording: Path | None,
-    space_source: str | None,
-    settings: tuple[str, ...],
-    max_launches: int,
-    budget: str | None,
-    concurrency: int | None,
-    input_len: int | None,
-    output_len: int | None,
-    workload_file: Path | None,
-    measure_s: float | None,
-    reserve_mib: int | None,
-    dummy_weights: bool,
-    start_timeout: str | None,
-    vllm_env: tuple[str, ...],
-    gpu_index: str | None,
-    seed: int,
-    storage: str | None,
-    runs_dir: Path,
-    as_json: bool,
-    vllm_options: tuple[str, ...],
-) -> int:
-    from rich.console import Console
+@dataclass(frozen=True)
+class Asked:
+    """The options as typed; names are those of the command line."""
 
-    from autotune.cli.view import SearchView
+    model: str
+    target_len: int
+    engine_name: str
+    vllm_command: str | None
+    recording: Path | None
+    space_source: str | None
+    settings: tuple[str, ...]
+    max_launches: int
+    budget: str | None
+    concurrency: int | None
+    input_len: int | None
+    output_len: int | None
+    workload_file: Path | None
+    measure_s: float | None
+    reserve_mib: int | None
+    dummy_weights: bool
+    start_timeout: str | None
+    vllm_env: tuple[str, ...]
+    gpu_index: str | None
+    seed: int
+    storage: str | None
+    runs_dir: Path
+    as_json: bool
+    vllm_options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the options mean, checked: everything a search is made of."""
+
+    loaded: LoadedModel
+    engine: Engine
+    device: Device
+    space: Space
+    goal: Goal
+    usage: str
+    dummy: bool
+    rest: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def understand(asked: Asked) -> Question:
+    """The question behind the options; the cheap checks first, and nothing is started before all passed.
+
+    Raises:
+        BadInput: anything wrong with the options, the files or the model.
+        EngineUnavailable: no vLLM on this machine.
+    """
     from autotune.core.device import DeviceKind
     from autotune.engines.base import MeasurePlan
     from autotune.models import load_model
-    from autotune.report.summary import print_summary
-    from autotune.runs import RunFolder
     from autotune.search.goal import Goal
-    from autotune.search.result import result_of, unreachable_result
-    from autotune.search.tuner import Tuner
-    from autotune.spaces import contradiction, load_space, parse_settings, space_for
+    from autotune.spaces import Space, contradiction, load_space, parse_settings, space_for
     from autotune.units import MIB
-    from autotune.vllm.predict import Predictor
 
-    # Bad input first, the cheap checks before the dear ones; nothing is started before all passed.
-    fixed = parse_settings(settings)
-    passed = parse_passthrough(vllm_options, trusted=fixed)
+    fixed = parse_settings(asked.settings)
+    passed = parse_passthrough(asked.vllm_options, trusted=fixed)
     fixed = {**passed.options, **fixed}
-    budget_s = parse_seconds(budget, "--budget")
-    start_timeout_s = parse_seconds(start_timeout, "--start-timeout")
-    environment = _environment(vllm_env)
-    wrong = contradiction(fixed, target_len)
+    budget_s = parse_seconds(asked.budget, "--budget")
+    start_timeout_s = parse_seconds(asked.start_timeout, "--start-timeout")
+    environment = parse_environment(asked.vllm_env)
+    wrong = contradiction(fixed, asked.target_len)
     if wrong:
         raise BadInput(wrong)
-    if space_source:
-        load_space(space_source, target_len=target_len)
-    clients, shapes = parse_workload(workload_file, concurrency, input_len, output_len, target_len)
-    loaded = load_model(model, trust_remote_code="--trust-remote-code" in passed.rest)
+    clients, shapes = parse_workload(
+        asked.workload_file, asked.concurrency, asked.input_len, asked.output_len, asked.target_len
+    )
+    space = None
+    if asked.space_source:
+        space = load_space(asked.space_source, target_len=asked.target_len)
+    replays = asked.engine_name == "replay" or (asked.engine_name == "auto" and asked.recording is not None)
+    if asked.recording is not None and not replays:
+        raise BadInput("--recording goes with --engine replay")
+    loaded = load_model(asked.model, trust_remote_code="--trust-remote-code" in passed.rest)
     longest = loaded.spec.max_length
-    if longest is not None and target_len > longest:
+    if longest is not None and asked.target_len > longest:
         raise BadInput(
-            f"--target-len {target_len} is longer than the model allows ({longest} tokens)",
+            f"--target-len {asked.target_len} is longer than the model allows ({longest} tokens)",
             hint=f"use --target-len {longest} or less",
         )
-    console = Console(stderr=True)
-    engine: Any
-    usage = "serve"
-    replayed = None
-    if engine_name == "replay" or (engine_name == "auto" and recording is not None):
-        engine, replayed = _replay(recording, model)
-        usage = replayed.usage
-        dummy = False
-        if not space_source:
-            from autotune.spaces import Space
-
-            space = Space("recording", {})
+    usage, dummy = "serve", False
+    engine: Engine
+    if replays:
+        engine, usage = _replay(asked)
+        space = space or Space("recording", {})
     else:
-        if recording is not None:
-            raise BadInput("--recording goes with --engine replay")
-        dummy = dummy_weights or not loaded.has_weights
-        engine = _live_engine(
-            engine_name,
-            vllm_command,
-            loaded,
-            passed.rest,
-            environment,
-            dummy,
-            start_timeout_s,
-            gpu_index,
-        )
+        dummy = asked.dummy_weights or not loaded.has_weights
+        engine = _live(asked, loaded, passed.rest, environment, dummy, start_timeout_s)
     device = engine.device()
     on_cpu = device.kind is DeviceKind.CPU
-    if space_source or replayed is None:
-        space = load_space(space_source or space_for(device), target_len=target_len)
-    folder = RunFolder.create(runs_dir, loaded.name.rstrip("/").rsplit("/", 1)[-1])
-    tokenizer = None
-    if dummy and not loaded.has_tokenizer:
-        tokenizer = _byte_tokenizer(folder.path / "tokenizer", loaded)
-        engine.use_tokenizer(tokenizer)
+    reserve_mib = asked.reserve_mib
     if reserve_mib is None:
-        # Design defaults: a display or a second process on CUDA; the machine itself on the CPU backend.
-        reserve_mib = 0 if replayed else 4096 if on_cpu else 256
+        # design.md: a display or a second process on CUDA, the machine itself on the CPU backend; a
+        # recording holds no memory.
+        reserve_mib = 0 if replays else 4096 if on_cpu else 256
     goal = Goal(
-        target_len=target_len,
-        max_launches=max_launches,
+        target_len=asked.target_len,
+        max_launches=asked.max_launches,
         concurrency=clients,
         shapes=shapes,
-        # One core's windows are short of the noise of a GPU's queue, and five launches on a CPU have
-        # eight minutes; a GPU at 256 clients needs a minute or two for four waves.
-        plan=MeasurePlan(limit_s=measure_s or (30.0 if on_cpu else 180.0)),
+        # A GPU at 256 clients needs a minute or two for four waves; on a CPU, where a launch takes about a
+        # minute, half a minute keeps five launches within eight.
+        plan=MeasurePlan(limit_s=asked.measure_s or (30.0 if on_cpu else 180.0)),
         budget_s=budget_s,
         reserve_bytes=reserve_mib * MIB,
-        seed=seed,
+        seed=asked.seed,
         fixed=fixed,
     )
-    predictor = Predictor(loaded.spec, engine.version(), usage=usage)
-    for doubt in loaded.spec.doubts:
-        console.print(f"model: {doubt}", highlight=False, markup=False)
-    if replayed:
-        console.print(f"replaying {replayed.source}: nothing is launched", highlight=False, markup=False)
-    elif on_cpu:
-        _warn_cpu(console, fixed)
+    space = space or load_space(space_for(device), target_len=asked.target_len)
+    return Question(loaded, engine, device, space, goal, usage, dummy, passed.rest, environment)
+
+
+def answer(asked: Asked, question: Question) -> int:
+    """Searches, shows the talk on stderr, and leaves the answer in a run folder and on stdout."""
+    from rich.console import Console
+
+    from autotune.cli.view import SearchView
+    from autotune.report.answer import write_answer
+    from autotune.report.summary import print_summary
+    from autotune.runs import RunFolder
+    from autotune.search.result import result_of, unreachable_result
+    from autotune.search.tuner import Tuner
+    from autotune.vllm.predict import Predictor
+
+    console = Console(stderr=True)
+    loaded, engine = question.loaded, question.engine
+    folder = RunFolder.create(asked.runs_dir, loaded.name.rstrip("/").rsplit("/", 1)[-1])
+    if question.dummy and not loaded.has_tokenizer:
+        _give_tokenizer(question, folder.path / "tokenizer")
+    predictor = Predictor(loaded.spec, engine.version(), usage=question.usage)
     with SearchView(console) as view:
-        tuner = Tuner(engine, predictor, space, goal, folder, listener=view, storage=storage)
-        state = tuner.state
-        for note in state.notes:
-            view.note(note)
-        folder.write_run(
-            {
-                "autotune_version": _version(),
-                "model": loaded.name,
-                "target_len": target_len,
-                "engine": engine.name,
-                "vllm_version": engine.version(),
-                "dummy_weights": dummy,
-                "device": _device_record(device),
-                "reserve_mib": reserve_mib,
-                "max_launches": max_launches,
-                "budget_s": budget_s,
-                "seed": seed,
-                "workload": state.workload.as_dict(),
-                "fixed": dict(goal.fixed),
-                "vllm_options": list(passed.rest),
-                "vllm_env": sorted(environment),
-                "space": {
-                    "name": space.name,
-                    "values": {name: list(values) for name, values in space.values.items()},
-                    "fixed": dict(space.fixed),
-                },
-                "fingerprint": engine.fingerprint(),
-            }
+        for text in _preface(question):
+            view.note(text)
+        tuner = Tuner(
+            engine, predictor, question.space, question.goal, folder, listener=view, storage=asked.storage
         )
+        state = tuner.state
+        for text in state.notes:
+            view.note(text)
+        folder.write_run(_run_record(asked, question, state))
         signal.signal(signal.SIGTERM, _as_interrupt)
         try:
             tuner.run()
         except Unreachable as error:
-            folder.write_result(unreachable_result(state, engine, error))
-            if as_json:
-                click.echo(json.dumps(unreachable_result(state, engine, error), indent=1))
+            result = unreachable_result(state, engine, error)
+            folder.write_result(result)
+            if asked.as_json:
+                click.echo(json.dumps(result, indent=1))
             raise
-        except KeyboardInterrupt:
-            _write_answer(folder, engine, state, tokenizer)
-            folder.write_result(result_of(state, engine, None))
-            click.echo(f"interrupted; what was measured is in {folder.path}", err=True)
+        except BaseException as error:
+            # Interrupted, or the engine does not work: what was measured is kept all the same.
+            folder.write_result(result_of(state, engine, write_answer(folder, engine, state)))
+            if isinstance(error, KeyboardInterrupt):
+                view.note(f"interrupted; what was measured is in {folder.path}")
             raise
-    command_text = _write_answer(folder, engine, state, tokenizer)
-    result = result_of(state, engine, command_text)
+    result = result_of(state, engine, write_answer(folder, engine, state))
     folder.write_result(result)
-    if as_json:
+    if asked.as_json:
         click.echo(json.dumps(result, indent=1))
     else:
         print_summary(_answer_console(), result, f"run folder: {folder.path}")
     return 0
 
 
-def _replay(recording: Path | None, model: str) -> Any:
+def _replay(asked: Asked) -> tuple[Engine, str]:
     from autotune.engines.replay import ReplayEngine
     from autotune.recordings import load_recording
 
-    if recording is None:
+    if asked.recording is None:
         raise BadInput("--engine replay needs --recording FILE")
-    replayed = load_recording(recording).for_model(model)
-    return ReplayEngine(replayed), replayed
+    recording = load_recording(asked.recording).for_model(asked.model)
+    return ReplayEngine(recording), recording.usage
 
 
-def _live_engine(
-    engine_name: str,
-    vllm_command: str | None,
-    loaded: Any,
+def _live(
+    asked: Asked,
+    loaded: LoadedModel,
     rest: tuple[str, ...],
     environment: dict[str, str],
     dummy: bool,
     start_timeout_s: float | None,
-    gpu_index: str | None,
-) -> Any:
+) -> Engine:
     from autotune.engines.find import find_vllm
     from autotune.engines.server import ServerEngine
 
-    found = find_vllm(vllm_command)
     return ServerEngine(
-        found,
+        find_vllm(asked.vllm_command),
         loaded,
         extra_args=rest,
         env=environment,
         dummy_weights=dummy,
         start_timeout_s=start_timeout_s,
-        gpu_index=gpu_index,
+        gpu_index=asked.gpu_index,
     )
 
 
-def _byte_tokenizer(folder: Path, loaded: Any) -> Path:
+def _give_tokenizer(question: Question, folder: Path) -> None:
+    """A byte-level tokenizer in the run folder, so that launch.sh finds it later too."""
+    from autotune.engines.server import ServerEngine
     from autotune.engines.tokenizer import write_byte_tokenizer
 
-    folder.mkdir()
-    write_byte_tokenizer(
-        folder, vocab_size=loaded.spec.vocab_size, max_length=loaded.spec.max_length or 1 << 20
-    )
-    return folder.resolve()
+    if isinstance(question.engine, ServerEngine):
+        spec = question.loaded.spec
+        folder.mkdir()
+        # A config without a length sets no bound on it: 2^20 is above every model's.
+        write_byte_tokenizer(folder, vocab_size=spec.vocab, max_length=spec.max_length or 1 << 20)
+        question.engine.use_tokenizer(folder.resolve())
 
 
-def _write_answer(folder: Any, engine: Any, state: Any, tokenizer: Path | None) -> str | None:
-    """best.yaml and launch.sh for the winner; returns the command in one line, None without a winner."""
-    from autotune.report.summary import how_known
-    from autotune.search.result import choose
+def _preface(question: Question) -> list[str]:
+    """What a person should know before the first launch."""
+    from autotune.core.device import DeviceKind
+    from autotune.probe import cpu_flags
 
-    winner = choose(state)
-    if winner is None:
-        return None
-    command = shlex.join(engine.argv(winner.config))
-    exports = "".join(_export(name, value) for name, value in sorted(engine.environment().items()))
-    script = (
-        "#!/bin/sh\n"
-        f"# {winner.tok_s:.2f} output tok/s at {state.workload.concurrency} clients, "
-        f"{how_known(engine.name, engine.measured)} (autotune, {folder.run_id}).\n"
-        "# Further vLLM options may follow, e.g. launch.sh --port 8001.\n"
-        f'{exports}exec {command} "$@"\n'
-    )
-    folder.write_best(config_yaml=engine.yaml_config(winner.config), script=script)
-    return command
-
-
-def _export(name: str, value: str) -> str:
-    """A line of launch.sh; a secret is asked for, never written down."""
-    if re.search(r"TOKEN|KEY|SECRET|PASSW", name.upper()):
-        return f': "${{{name}:?is needed}}"\n'
-    return f"export {name}={shlex.quote(value)}\n"
+    texts = [f"model: {doubt}" for doubt in question.loaded.spec.doubts]
+    if question.engine.name == "replay":
+        return [*texts, "replaying recorded launches: nothing is started"]
+    if question.dummy:
+        texts.append("weights: none in the model folder or --dummy-weights, so random ones are served")
+    flags = cpu_flags()
+    emulated = flags and not flags & {"avx512_bf16", "amx_bf16", "bf16"}
+    if question.device.kind is DeviceKind.CPU and emulated and "dtype" not in question.goal.fixed:
+        texts.append(
+            "this CPU has no bfloat16 instructions: vLLM emulates its default type, about four times slower "
+            "than `-- --dtype float32` where it was measured"
+        )
+    return texts
 
 
-def _environment(settings: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for text in settings:
-        name, sign, value = text.partition("=")
-        if not sign or not name.replace("_", "a").isalnum():
-            raise BadInput(f"--vllm-env {text!r} is not of the form NAME=VALUE")
-        pairs[name] = value
-    return pairs
+def _run_record(asked: Asked, question: Question, state: SearchState) -> dict[str, Any]:
+    """run.yaml."""
+    from autotune import __version__
 
-
-def _device_record(device: Any) -> dict[str, Any]:
+    device, goal, space = question.device, question.goal, question.space
     return {
-        "name": device.name,
-        "kind": device.kind.value,
-        "total_bytes": device.total.as_dict(),
-        "free_bytes": device.free.as_dict(),
-        "used_bytes": device.used_bytes,
+        "autotune_version": __version__,
+        "model": question.loaded.name,
+        "target_len": goal.target_len,
+        "engine": question.engine.name,
+        "vllm_version": question.engine.version(),
+        "dummy_weights": question.dummy,
+        "device": {
+            "name": device.name,
+            "kind": device.kind.value,
+            "total_bytes": device.total.as_dict(),
+            "free_bytes": device.free.as_dict(),
+            "used_bytes": device.used_bytes,
+        },
+        "reserve_bytes": goal.reserve_bytes,
+        "max_launches": goal.max_launches,
+        "budget_s": goal.budget_s,
+        "seed": goal.seed,
+        "workload": state.workload.as_dict(),
+        "fixed": dict(goal.fixed),
+        "vllm_options": list(question.rest),
+        # Names only: values may be secrets.
+        "vllm_env": sorted(question.environment),
+        "space": {
+            "name": space.name,
+            "values": {name: list(values) for name, values in space.values.items()},
+            "fixed": dict(space.fixed),
+        },
+        "fingerprint": dict(question.engine.fingerprint()),
     }
 
 
-def _warn_cpu(console: Any, fixed: dict[str, Any]) -> None:
-    """Says once that a CPU without bfloat16 instructions is slow in vLLM's default type."""
-    from autotune.probe import cpu_flags
-
-    flags = cpu_flags()
-    if flags and not flags & {"avx512_bf16", "amx_bf16", "bf16"} and "dtype" not in fixed:
-        console.print(
-            "this CPU has no bfloat16 instructions: vLLM emulates its default type, about four times slower "
-            "than `-- --dtype float32` where it was measured",
-            highlight=False,
-            markup=False,
-        )
-
-
-def _answer_console() -> Any:
+def _answer_console() -> Console:
     """stdout; 110 columns when it is not a terminal, so that tables in files are not cut at 80."""
-    import sys
-
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 110)
@@ -367,9 +367,3 @@ def _answer_console() -> Any:
 
 def _as_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def _version() -> str:
-    from autotune import __version__
-
-    return __version__
