@@ -28,8 +28,11 @@ def print_summary(console: Console, result: Mapping[str, Any], run: str) -> None
 
 def _body(result: Mapping[str, Any]) -> RenderableType:
     how = how_known(result["engine"], result["measured"])
-    lines: list[RenderableType] = [Text(f"{result['status']}: {_STATUS[result['status']]} ({how})")]
     best, baseline = result["best"], result["baseline"]
+    meaning = _STATUS[result["status"]]
+    if result["status"] == "improved" and baseline["tok_s"] is None:
+        meaning = "the default does not serve this target, the best below does"
+    lines: list[RenderableType] = [Text(f"{result['status']}: {meaning} ({how})")]
     table = Table(show_edge=False, pad_edge=False)
     for title in ("", "tok/s", "95 %", "launches", "options"):
         table.add_column(title, overflow="fold")

@@ -75,6 +75,8 @@ def choose(state: SearchState) -> Scored | None:
 
 def status_of(winner: Scored, baseline: Scored | None, state: SearchState) -> str:
     """ "improved", "same" or "inconclusive"."""
+    if state.baseline.config is None:
+        return "inconclusive"
     if baseline is None:
         return "improved"
     if winner.config == baseline.config:
@@ -95,6 +97,8 @@ def result_of(state: SearchState, engine: Engine, command: str | None) -> dict[s
     status = status_of(winner, base_score, state) if winner else "inconclusive"
     charged = [trial for trial in state.trials if trial.charged]
     doubts = _doubts(state, winner)
+    if base_config is None:
+        doubts.append("there is no default to compare with")
     if status == "improved" and winner and base_score and winner.interval is None:
         doubts.append(f"judged with an assumed spread of {_UNKNOWN_SPREAD:.0%}: no repeats were recorded")
     return {

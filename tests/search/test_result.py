@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.launch import LaunchConfig
-from autotune.search.result import result_of, status_of
+from autotune.search.result import result_of
 from tests.search.scripted import ScriptedEngine
 from tests.search.test_tuner import search
 
@@ -55,11 +55,13 @@ def test_one_launch_alone_claims_nothing(tmp_path: Path) -> None:
     assert result["status"] == "inconclusive"
 
 
-def test_without_a_baseline_whatever_serves_is_an_improvement(tmp_path: Path) -> None:
-    engine = ScriptedEngine()
-    state = search(engine, tmp_path)
-    from autotune.search.result import choose
+def test_a_recording_without_a_default_is_not_called_an_improvement(tmp_path: Path) -> None:
+    class NoBaseline(ScriptedEngine):
+        def baseline(self, target_len, fixed):  # type: ignore[no-untyped-def]
+            return None
 
-    winner = choose(state)
-    assert winner is not None
-    assert status_of(winner, None, state) == "improved"
+    engine = NoBaseline()
+    result = result_of(search(engine, tmp_path), engine, None)
+    assert result["status"] == "inconclusive"
+    assert result["best"]["tok_s"] > 0
+    assert "there is no default to compare with" in result["doubts"]
