@@ -26,7 +26,8 @@ from autotune.engines import watchdog
 from autotune.engines.base import LaunchFailed, MeasurePlan
 from autotune.engines.find import VllmCommand
 from autotune.engines.process import free_port, wait_until
-from autotune.engines.server import ServerEngine, ServerSession
+from autotune.engines.server import ServerEngine
+from autotune.engines.session import ServerSession
 from autotune.engines.startup import Patience
 from autotune.errors import EngineUnavailable
 from autotune.units import GIB, MIB

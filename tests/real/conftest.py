@@ -15,7 +15,8 @@ from autotune.core.launch import LaunchConfig
 from autotune.engines import watchdog
 from autotune.engines.find import find_vllm
 from autotune.engines.process import listening_inodes
-from autotune.engines.server import ServerEngine, ServerSession
+from autotune.engines.server import ServerEngine
+from autotune.engines.session import ServerSession
 from autotune.errors import EngineUnavailable
 from autotune.models import load_model
 from autotune.probe import cpu_device
