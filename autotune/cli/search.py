@@ -131,6 +131,8 @@ class Question:
     dummy: bool
     rest: tuple[str, ...]
     environment: dict[str, str]
+    #: What a person should know before the first launch.
+    notes: list[str]
 
 
 def understand(asked: Asked) -> Question:
@@ -143,6 +145,7 @@ def understand(asked: Asked) -> Question:
     from autotune.core.device import DeviceKind
     from autotune.engines.base import MeasurePlan
     from autotune.models import load_model
+    from autotune.probe import emulates_bfloat16
     from autotune.search.goal import Goal
     from autotune.spaces import Space, contradiction, load_space, parse_settings, space_for
     from autotune.units import MIB
@@ -173,15 +176,26 @@ def understand(asked: Asked) -> Question:
             hint=f"use --target-len {longest} or less",
         )
     usage, dummy = "serve", False
+    notes = [f"model: {doubt}" for doubt in loaded.spec.doubts]
     engine: Engine
     if replays:
         engine, usage = _replay(asked)
+        notes.append("replaying recorded launches: nothing is started")
         space = space or Space("recording", {})
     else:
         dummy = asked.dummy_weights or not loaded.has_weights
+        if dummy:
+            notes.append("random weights: none in the model folder, or --dummy-weights")
         engine = _live(asked, loaded, passed.rest, environment, dummy, start_timeout_s)
     device = engine.device()
     on_cpu = device.kind is DeviceKind.CPU
+    if dummy and on_cpu and emulates_bfloat16() and "dtype" not in fixed:
+        fixed["dtype"] = "float32"
+        notes.append(
+            "this CPU has no bfloat16 instructions, and vLLM would emulate its default type about four times "
+            "slower: as the weights are random ones, every launch, the default too, gets --dtype float32 "
+            "(`-- --dtype bfloat16` keeps vLLM's own choice)"
+        )
     reserve_mib = asked.reserve_mib
     if reserve_mib is None:
         # design.md: a display or a second process on CUDA, the machine itself on the CPU backend; a
@@ -201,7 +215,7 @@ def understand(asked: Asked) -> Question:
         fixed=fixed,
     )
     space = space or load_space(space_for(device), target_len=asked.target_len)
-    return Question(loaded, engine, device, space, goal, usage, dummy, passed.rest, environment)
+    return Question(loaded, engine, device, space, goal, usage, dummy, passed.rest, environment, notes)
 
 
 def answer(asked: Asked, question: Question) -> int:
@@ -223,7 +237,7 @@ def answer(asked: Asked, question: Question) -> int:
         _give_tokenizer(question, folder.path / "tokenizer")
     predictor = Predictor(loaded.spec, engine.version(), usage=question.usage)
     with SearchView(console) as view:
-        for text in _preface(question):
+        for text in question.notes:
             view.note(text)
         tuner = Tuner(
             engine, predictor, question.space, question.goal, folder, listener=view, storage=asked.storage
@@ -301,26 +315,6 @@ def _give_tokenizer(question: Question, folder: Path) -> None:
         question.engine.use_tokenizer(folder.resolve())
 
 
-def _preface(question: Question) -> list[str]:
-    """What a person should know before the first launch."""
-    from autotune.core.device import DeviceKind
-    from autotune.probe import cpu_flags
-
-    texts = [f"model: {doubt}" for doubt in question.loaded.spec.doubts]
-    if question.engine.name == "replay":
-        return [*texts, "replaying recorded launches: nothing is started"]
-    if question.dummy:
-        texts.append("weights: none in the model folder or --dummy-weights, so random ones are served")
-    flags = cpu_flags()
-    emulated = flags and not flags & {"avx512_bf16", "amx_bf16", "bf16"}
-    if question.device.kind is DeviceKind.CPU and emulated and "dtype" not in question.goal.fixed:
-        texts.append(
-            "this CPU has no bfloat16 instructions: vLLM emulates its default type, about four times slower "
-            "than `-- --dtype float32` where it was measured"
-        )
-    return texts
-
-
 def _run_record(asked: Asked, question: Question, state: SearchState) -> dict[str, Any]:
     """run.yaml."""
     from autotune import __version__
@@ -346,6 +340,7 @@ def _run_record(asked: Asked, question: Question, state: SearchState) -> dict[st
         "seed": goal.seed,
         "workload": state.workload.as_dict(),
         "fixed": dict(goal.fixed),
+        "notes": list(question.notes),
         "vllm_options": list(question.rest),
         # Names only: values may be secrets.
         "vllm_env": sorted(question.environment),

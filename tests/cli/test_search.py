@@ -335,3 +335,21 @@ def test_a_folder_with_only_a_config_gets_a_tokenizer(autotune: Any) -> None:
     best = yaml.safe_load((folder / "best.yaml").read_text())
     assert best["tokenizer"] == str((folder / "tokenizer").resolve())
     assert best["load-format"] == "dummy"
+
+
+@pytest.mark.parametrize(
+    ("emulated", "options", "dtype"),
+    [(True, [], "float32"), (False, [], None), (True, ["--", "--dtype", "bfloat16"], "bfloat16")],
+)
+def test_random_weights_on_a_cpu_without_bfloat16_are_served_in_float32(
+    autotune: Any, monkeypatch: pytest.MonkeyPatch, emulated: bool, options: list[str], dtype: str | None
+) -> None:
+    monkeypatch.setattr("autotune.probe.emulates_bfloat16", lambda: emulated)
+    code, _, err, folder = autotune(
+        *("--model", TINY, "--target-len", "64", "--vllm", FAKE, "--max-launches", "1", *QUICK, *options)
+    )
+    assert code == 0, err
+    assert ("gets --dtype float32" in err) == (dtype == "float32")
+    launched = json.loads((folder / "trials.jsonl").read_text().splitlines()[0])
+    assert launched["purpose"] == "baseline"
+    assert launched["params"].get("dtype") == dtype
