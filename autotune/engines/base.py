@@ -69,8 +69,9 @@ class MeasurePlan:
         warmup_waves: waves served before anything counts.
         waves: least number of waves in all windows together (three, see design.md).
         windows: number of equal windows.
-        limit_s: wall-clock bound for warm-up and windows together; when it bites, the figure is
-            still reported but `Window.doubts` says that it covers less than was asked.
+        limit_s: wall-clock bound for warm-up and windows together. It gives way until every client has
+            finished one request and the windows hold one wave, since less is not a measurement, up to
+            ten times itself; `Window.doubts` says when less was covered than asked.
     """
 
     warmup_waves: int = 1

@@ -52,6 +52,10 @@ async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+#: A server so slow that one wave does not fit into ten times the limit is measured by what it did serve.
+_LAST_RESORT = 10
+
+
 @dataclass(frozen=True)
 class _Edge:
     """All counters at one moment (seconds of the monotonic clock)."""
@@ -179,11 +183,14 @@ class ClosedLoop:
     async def _conduct(self, meter: httpx.AsyncClient, began: float, emit: Emit) -> None:
         plan, clients = self._plan, self._workload.concurrency
         rate, doubts = await self._warm_up(meter, began, emit)
-        left_s = max(_TICK_S, began + plan.limit_s - time.monotonic())
+        now = time.monotonic()
+        left_s = max(_TICK_S, began + plan.limit_s - now)
         span_s = left_s
         if rate > 0:
-            asked_s = plan.waves * clients / rate * _MARGIN
-            span_s = min(left_s, max(asked_s, _SHORTEST_S * plan.windows))
+            wave_s = clients / rate * _MARGIN
+            # Less than one wave is not a measurement: prefill and decode alternate within it.
+            left_s = min(max(left_s, wave_s), max(_TICK_S, began + _LAST_RESORT * plan.limit_s - now))
+            span_s = min(left_s, max(plan.waves * wave_s, _SHORTEST_S * plan.windows))
         expected = rate * span_s / clients
         edges = [await self._edge(meter)]
         for number in range(1, plan.windows + 1):
@@ -201,8 +208,8 @@ class ClosedLoop:
         """Requests per second at its end, and doubts, once enough waves are served.
 
         A wave counts when as many requests have finished and as many tokens were made as it holds:
-        the first requests are cut short, so their number alone would end it early. When the limit
-        bites, one finished request per client will do; half the limit is the most it gets.
+        the first requests are cut short, so their number alone would end it early. When half the limit is
+        used up, one finished request per client will do.
         """
         plan, clients, tally = self._plan, self._workload.concurrency, self._tally
         mean_tokens = self._workload.mean_output_tokens
@@ -218,8 +225,9 @@ class ClosedLoop:
             if now - told >= 1:
                 told = now
                 emit(f"warming up: {tally.requests} of {wanted} requests")
-            over = now >= began + plan.limit_s / 2
             all_served = len(tally.clients) == clients
+            spent = (now - began) / (plan.limit_s / 2)
+            over = spent >= (1 if all_served else _LAST_RESORT)
             # Reading the counter costs the server a little: some ten times while nothing can come of
             # it, then often enough to overshoot by 5 % at most.
             near = tally.requests >= wanted or all_served

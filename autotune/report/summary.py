@@ -52,8 +52,12 @@ def _body(result: Mapping[str, Any]) -> RenderableType:
             options_text(row["params"]),
         )
     lines.append(table)
-    if best and baseline["tok_s"]:
-        lines.append(Text(f"best / default: {best['tok_s'] / baseline['tok_s']:.2f}"))
+    ratio = result["ratio"]
+    if ratio:
+        bounds = "unknown"
+        if ratio["ci95"]:
+            bounds = f"{ratio['ci95'][0]:.2f} to {ratio['ci95'][1]:.2f}"
+        lines.append(Text(f"best / default: {ratio['best']:.2f} (95 %: {bounds})"))
     pruned = ", ".join(f"{gate} {count}" for gate, count in sorted(result["pruned"].items())) or "none"
     total = sum(result["pruned"].values())
     lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,8 @@ def score(state: SearchState, config: LaunchConfig) -> Scored:
     interval = None
     if len(rates) > 1 or len(rates[0]) > 1:
         summary = stats.summarise(rates)
-        interval = (summary.low_tok_s, summary.high_tok_s)
+        # A rate is never below zero, whatever a t-interval of two launches says.
+        interval = (max(0.0, summary.low_tok_s), summary.high_tok_s)
     return Scored(config, state.mean_tok_s(config), interval, len(rates), rates)
 
 
@@ -115,6 +117,7 @@ def result_of(state: SearchState, engine: Engine, command: str | None) -> dict[s
             "launches": base_score.launches if base_score else 0,
             "capped_gpu_memory_utilization": state.baseline.capped_gmu,
         },
+        "ratio": _ratio(winner, base_score),
         "launches": state.launches,
         "max_launches": state.goal.max_launches,
         "failed": sum(1 for trial in charged if trial.tok_s is None),
@@ -128,6 +131,17 @@ def result_of(state: SearchState, engine: Engine, command: str | None) -> dict[s
         "doubts": doubts,
         "interrupted": state.interrupted,
     }
+
+
+def _ratio(winner: Scored | None, baseline: Scored | None) -> dict[str, Any] | None:
+    """Best over default with its 95 % interval, None where there is nothing to divide."""
+    if winner is None or baseline is None or winner.config == baseline.config:
+        return None
+    interval = None
+    if winner.interval and baseline.interval:
+        low, high = stats.ratio_interval(stats.summarise(winner.rates), stats.summarise(baseline.rates))
+        interval = [low, high] if math.isfinite(high) else None
+    return {"best": winner.tok_s / baseline.tok_s, "ci95": interval}
 
 
 def unreachable_result(state: SearchState, engine: Engine, error: Unreachable) -> dict[str, Any]:

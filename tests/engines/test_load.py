@@ -303,14 +303,24 @@ def test_a_limit_that_bites_is_said(fake: StartFake) -> None:
         assert coverage[0].endswith(("of 3 waves in 1 s", "of 3 waves in 2 s"))
 
 
-def test_a_warm_up_that_is_cut_is_said(fake: StartFake) -> None:
-    # One request of 32 tokens takes 3.2 s; half the limit is 0.6 s.
+def test_the_limit_gives_way_until_one_wave_is_measured(fake: StartFake) -> None:
+    # 2 slots, 40 tok/s: a wave of 4 requests holds 80 tokens and takes 2 s; a limit of 0.6 s holds none.
+    server = fake(slots=2, step_s=0.05)
+    windows = list(server.client().measure(Workload(4, SHAPES), MeasurePlan(windows=2, limit_s=0.6)))
+    assert sum(window.seconds for window in windows) > 1.2
+    assert pooled_rate(windows) == pytest.approx(40, rel=0.2)
+    coverage = [doubt for doubt in windows[-1].doubts if doubt.startswith("covers ")]
+    assert 0.6 < float(coverage[0].split()[1]) < 2
+
+
+def test_a_server_far_too_slow_is_cut_at_ten_times_the_limit_and_that_is_said(fake: StartFake) -> None:
+    # 20 tok/s: a wave of 8 x 32 tokens takes 13 s, and ten times the limit is 4 s.
     server = fake(slots=2, step_s=0.1)
-    plan = MeasurePlan(windows=2, limit_s=1.2)
-    windows = list(server.client().measure(Workload(8, (Shape(8, 32),)), plan))
-    assert len(windows) == 2
+    began = time.monotonic()
+    windows = list(server.client().measure(Workload(8, (Shape(8, 32),)), MeasurePlan(windows=2, limit_s=0.4)))
+    assert time.monotonic() - began < 6
     for window in windows:
-        assert "warm-up covers 0.0 of 1 waves" in window.doubts
+        assert any(doubt.startswith("warm-up covers 0.") for doubt in window.doubts)
         assert any(doubt.startswith("covers 0.") for doubt in window.doubts)
 
 

@@ -36,7 +36,12 @@ def test_the_status_is_what_the_intervals_allow(
     assert result["status"] == status
     assert (result["best"]["params"] == result["baseline"]["params"]) == (status == "same")
     low, high = result["best"]["ci95"]
-    assert low <= result["best"]["tok_s"] <= high
+    assert 0 <= low <= result["best"]["tok_s"] <= high
+    if status == "same":
+        assert result["ratio"] is None
+    else:
+        assert result["ratio"]["best"] == pytest.approx(tuned / default, rel=0.01)
+        assert (result["ratio"]["ci95"][0] > 1) == (status == "improved")
 
 
 def test_the_reported_figure_is_the_mean_of_launches_and_not_the_searchs_maximum(tmp_path: Path) -> None:
