@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -235,6 +236,8 @@ def _from_hub(name: str) -> tuple[dict[str, Any], dict[str, TensorInfo] | None, 
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
+    # Its retries talk at length on stderr; what matters comes back as one line.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     api = HfApi()
     try:
         config = _read_json(Path(hf_hub_download(name, "config.json")), _MAX_CONFIG_BYTES)

@@ -66,9 +66,9 @@ class RunFolder:
     def journal(self) -> Path:
         return self.path / "study.journal"
 
-    def log_path(self, number: int, purpose: str, attempt: int = 0) -> Path:
-        suffix = f"-retry{attempt}" if attempt else ""
-        return self.path / "logs" / f"{number:03d}-{purpose}{suffix}.log"
+    def log_path(self, launch: int, purpose: str) -> Path:
+        """The log of the launch that the screen calls `launch N of M`."""
+        return self.path / "logs" / f"{launch:03d}-{purpose}.log"
 
     def write_run(self, record: Mapping[str, Any]) -> None:
         self._write("run.yaml", yaml.safe_dump({"schema": SCHEMA, **record}, sort_keys=False, width=110))

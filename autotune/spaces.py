@@ -248,7 +248,9 @@ class _Reader:
                 raise self._error(
                     f"{path}.{key}" if path else str(key),
                     "is not known here",
-                    hint=f"known: {', '.join(sorted(allowed))}",
+                    hint="put it under options:"
+                    if key in SEARCHED
+                    else f"known: {', '.join(sorted(allowed))}",
                 )
 
     def _error(self, path: str, message: str, hint: str = "") -> BadInput:

@@ -21,16 +21,26 @@ base_python() {
   exit 4
 }
 
+# pip's warnings are kept in a file, and shown when it fails.
+pip_quietly() {
+  local log=$venv/.autotune-pip.log
+  if ! (cd "$root" && "$python" -m pip "$1" --quiet --disable-pip-version-check "${@:2}" >"$log" 2>&1); then
+    say "pip $1 failed:"
+    tail -n 25 "$log" >&2
+    return 1
+  fi
+}
+
 # install STAMP REQUIREMENT...: pip installs once for this pyproject.toml.
 install() {
   local stamp=$venv/.autotune-$1 want
   shift
   want=$(cksum "$root/pyproject.toml" | cut -d' ' -f1)
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
-  say "installing $*"
+  say "installing $* (minutes the first time)"
   # vLLM's requirements may bring back what was removed.
   rm -f "$venv/.autotune-torch-parts"
-  (cd "$root" && "$python" -m pip install --quiet --disable-pip-version-check "$@" >&2) || return
+  pip_quietly install "$@" || return
   echo "$want" >"$stamp"
 }
 
@@ -41,7 +51,7 @@ make_venv() {
   local base
   base=$(base_python)
   "$base" -m venv "$venv"
-  "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip >&2 || true
+  pip_quietly install --upgrade pip || true
   touch "$venv/.autotune-venv"
 }
 
@@ -57,8 +67,8 @@ drop_broken_torch_parts() {
     fi
   done
   if [ ${#broken[@]} -gt 0 ]; then
-    say "removing ${broken[*]}: does not import beside this torch, and vLLM would die of it"
-    "$python" -m pip uninstall --quiet --yes "${broken[@]}" >&2
+    say "removing ${broken[*]}, as expected: made for another torch, and vLLM would die of them"
+    pip_quietly uninstall --yes "${broken[@]}"
   fi
   touch "$stamp"
 }

@@ -236,7 +236,7 @@ def answer(asked: Asked, question: Question) -> int:
     if question.dummy and not loaded.has_tokenizer:
         _give_tokenizer(question, folder.path / "tokenizer")
     predictor = Predictor(loaded.spec, engine.version(), usage=question.usage)
-    with SearchView(console) as view:
+    with SearchView(console, question.goal.budget_s) as view:
         for text in question.notes:
             view.note(text)
         tuner = Tuner(

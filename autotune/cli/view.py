@@ -15,8 +15,10 @@ from autotune.search.trial import Trial
 class SearchView(Listener):
     """Shows launch n of m, what is happening, the time left and the best so far."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, budget_s: float | None = None) -> None:
         self._console = console
+        self._budget_s = budget_s
+        self._opened_s = time.monotonic()
         self._status: Status | None = None
         self._head = ""
         self._last_phase = ""
@@ -57,7 +59,7 @@ class SearchView(Listener):
             self._status.update(f"{self._head}: {text}{self._left()}{best}")
         elif _kind(text) != _kind(self._last_phase):
             # Plain lines: one when a phase begins, not one for each of its steps.
-            self._print(f"  {text}{self._left()}")
+            self._print(f"  {text.partition(':')[0]}{self._left()}")
         self._last_phase = text
 
     def finished(self, trial: Trial) -> None:
@@ -78,6 +80,8 @@ class SearchView(Listener):
         mean_s = sum(self._durations_s) / len(self._durations_s)
         spent_s = time.monotonic() - self._began_s
         left_s = max(0.0, mean_s - spent_s) + mean_s * (self._max - self._launch)
+        if self._budget_s is not None:
+            left_s = min(left_s, max(0.0, self._budget_s - (time.monotonic() - self._opened_s)))
         return f", about {left_s / 60:.0f} min left" if left_s >= 90 else f", about {left_s:.0f} s left"
 
     def _print(self, text: str) -> None:

@@ -200,14 +200,14 @@ def _reason(
     if outcome is Outcome.GATE2_NO_KV:
         return (
             f"no room for a KV pool: budget {mib_text(ledger.budget.best)}, everything else "
-            f"{mib_text(ledger.non_kv.best)}; {maybe or 'is '}short by "
+            f"{mib_text(ledger.non_kv.best)}; {maybe}short by "
             f"{mib_text(-headroom[Outcome.GATE3_SEQ_TOO_LONG.value].best)} for one sequence"
         )
     if outcome is Outcome.GATE3_SEQ_TOO_LONG:
         short = mib_text(-headroom[outcome.value].best)
         return (
             f"one sequence of {resolved.max_model_len} tokens needs {mib_text(needed.best)} of KV "
-            f"cache, the pool has {mib_text(pool.best)}; {maybe or 'is '}short by {short}"
+            f"cache, the pool has {mib_text(pool.best)}; {maybe}short by {short}"
         )
     return (
         f"KV pool between {mib_text(pool.low)} and {mib_text(pool.high)}, one sequence needs "

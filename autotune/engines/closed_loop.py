@@ -194,7 +194,7 @@ class ClosedLoop:
         expected = rate * span_s / clients
         edges = [await self._edge(meter)]
         for number in range(1, plan.windows + 1):
-            emit(f"measuring window {number} of {plan.windows}, {span_s / plan.windows:.1f} s each")
+            emit(f"measuring {span_s / plan.windows:.1f} s windows: {number} of {plan.windows}")
             await asyncio.sleep(edges[0].at + span_s * number / plan.windows - time.monotonic())
             edges.append(await self._edge(meter))
             if number == plan.windows:
@@ -224,7 +224,7 @@ class ClosedLoop:
             now = time.monotonic()
             if now - told >= 1:
                 told = now
-                emit(f"warming up: {tally.requests} of {wanted} requests")
+                emit(f"load before measuring: {tally.requests} of {wanted} requests")
             all_served = len(tally.clients) == clients
             spent = (now - began) / (plan.limit_s / 2)
             over = spent >= (1 if all_served else _LAST_RESORT)

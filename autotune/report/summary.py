@@ -9,10 +9,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+#: As many as fit beside the answer on one screen.
+_SHOWN_DOUBTS = 8
 _STATUS = {
     "improved": "faster than the default",
     "same": "nothing better than the default was found",
-    "inconclusive": "not decided: the intervals overlap, or too few launches",
+    "inconclusive": "not decided",
     "unreachable": "the target is not reachable",
 }
 
@@ -32,7 +34,11 @@ def _body(result: Mapping[str, Any]) -> RenderableType:
     meaning = _STATUS[result["status"]]
     if result["status"] == "improved" and baseline["tok_s"] is None:
         meaning = "the default does not serve this target, the best below does"
-    lines: list[RenderableType] = [Text(f"{result['status']}: {meaning} ({how})")]
+    if result["status"] == "inconclusive":
+        ratio = result["ratio"]
+        known = ratio is not None and ratio["ci95"] is not None
+        meaning += ": the intervals overlap" if known else ": too few launches to compare"
+    lines: list[RenderableType] = [Text(f"{result['status']}: {meaning} (figures: {how})")]
     table = Table(show_edge=False, pad_edge=False)
     for title in ("", "tok/s", "95 %", "launches", "options"):
         table.add_column(title, overflow="fold")
@@ -65,14 +71,17 @@ def _body(result: Mapping[str, Any]) -> RenderableType:
     )
     lines.append(
         Text(
-            f"launched {result['launches']} of at most {result['max_launches']}, failed {result['failed']}, "
+            f"launched {result['launches']} of at most {result['max_launches']}, failed {result['failed']} "
+            f"({result['wrong_admits']} for memory), "
             f"{result['seconds']:.0f} s in all"
         )
     )
     for option, why in result["ineffective"].items():
         lines.append(Text(f"no effect here: {option} ({why})"))
-    for doubt in result["doubts"][:8]:
+    for doubt in result["doubts"][:_SHOWN_DOUBTS]:
         lines.append(Text(f"doubt: {doubt}"))
+    if len(result["doubts"]) > _SHOWN_DOUBTS:
+        lines.append(Text(f"and {len(result['doubts']) - _SHOWN_DOUBTS} more doubts in result.json"))
     return Group(*lines)
 
 

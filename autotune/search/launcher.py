@@ -41,8 +41,6 @@ class Launcher:
         config: LaunchConfig,
         verdict: Verdict,
         state: SearchState,
-        *,
-        attempt: int,
     ) -> Trial:
         """The trial of one launch, appended to `state.trials` and to trials.jsonl.
 
@@ -52,7 +50,7 @@ class Launcher:
         Raises:
             KeyboardInterrupt: after the server is closed and the trial recorded as interrupted.
         """
-        log = self._folder.log_path(number, purpose, attempt)
+        log = self._folder.log_path(state.launches, purpose)
         trial = Trial(
             number=number,
             purpose=purpose,
@@ -60,6 +58,7 @@ class Launcher:
             verdict=verdict,
             outcome=Outcome.STARTED,
             charged=True,
+            launch=state.launches,
             argv=self._engine.argv(config),
             log=f"logs/{log.name}",
             started_at=utc_now(),

@@ -37,7 +37,7 @@ def nearest_reachable(
     failed = [trial for trial in trials if trial.charged]
     if not refused and not failed:
         return Unreachable(
-            f"no candidate has max_model_len of at least {target_len} tokens",
+            f"no candidate has max_model_len of at least {target_len} tokens and the options that are set",
             hint=_recorded_lengths(engine),
         )
     details: dict[str, Any] = {}

@@ -151,14 +151,15 @@ def unreachable_result(state: SearchState, engine: Engine, error: Unreachable) -
 
 
 def _doubts(state: SearchState, winner: Scored | None) -> list[str]:
-    found: list[str] = []
-    for trial in state.trials:
-        if winner is None or trial.config in (winner.config, state.baseline.config):
-            found += [f"{_label(trial)}: {doubt}" for w in trial.windows for doubt in w.doubts]
-        if trial.charged and trial.polluted:
-            found.append(f"{_label(trial)}: the device was not clean before the launch")
+    shown = {state.baseline.config} | ({winner.config} if winner else set())
+    trials = [t for t in state.trials if t.charged and (winner is None or t.config in shown or t.polluted)]
+    found = [f"{_label(trial)}: {doubt}" for trial in trials for doubt in trial.doubts]
+    if state.out_of_time:
+        found.append("the time budget ended the search")
+    if winner and winner.launches < 2 and state.goal.confirm_launches:
+        found.append("the best was launched once: its figure was not confirmed")
     return list(dict.fromkeys(found))
 
 
 def _label(trial: Trial) -> str:
-    return f"trial {trial.number} ({trial.purpose})"
+    return f"launch {trial.launch} ({trial.purpose})"

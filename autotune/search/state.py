@@ -30,6 +30,7 @@ class SearchState:
     seconds: float = 0.0
     ineffective: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
+    out_of_time: bool = False
     notes: list[str] = field(default_factory=list)
 
     def of(self, config: LaunchConfig) -> list[Trial]:

@@ -11,7 +11,7 @@ from autotune.core.gates import Verdict
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.engines.base import Window
-from autotune.units import MIB
+from autotune.units import MIB, mib_text
 
 #: The outcomes that mean "admitted by arithmetic, then out of memory": what the gates exist to prevent.
 MEMORY_OUTCOMES = frozenset(
@@ -25,6 +25,10 @@ MEMORY_OUTCOMES = frozenset(
 #: MiB between launches (S1's clean launches all read 134 MiB, its polluted ones 669 more), and the
 #: design calls a margin under 64 MiB "on the edge".
 CLEAN_BYTES = 64 * MIB
+
+
+#: Two readings of one total: vLLM prints 0.01 GiB, 0.1 % of the smallest card with 10 GiB; 1 % is a change.
+_SAME_TOTAL = 0.01
 
 
 @dataclass
@@ -48,6 +52,8 @@ class Trial:
     reason: str = ""
     facts: Facts = field(default_factory=Facts)
     windows: list[Window] = field(default_factory=list)
+    #: Which launch of the run this was, from 1; 0 when none was spent.
+    launch: int = 0
     log: str = ""
     log_tail: str = ""
     started_at: str = ""
@@ -70,6 +76,21 @@ class Trial:
         return [window.tok_s for window in self.windows]
 
     @property
+    def doubts(self) -> list[str]:
+        """What a reader must know of this launch's figure, each once."""
+        last = [doubt for doubt in self.windows[-1].doubts if _covers(doubt)] if self.windows else []
+        found = [doubt for window in self.windows for doubt in window.doubts if not _covers(doubt)] + last
+        if self.charged and self.polluted:
+            found.append("the device was not clean before the launch")
+        seen, judged = self.facts.total_bytes, self.verdict.ledger.total
+        if seen and not judged.low * (1 - _SAME_TOTAL) <= seen <= judged.high * (1 + _SAME_TOTAL):
+            found.append(
+                f"the memory total moved from {mib_text(judged.best)} to {mib_text(seen)} while it started, "
+                "so gpu_memory_utilization meant another budget"
+            )
+        return list(dict.fromkeys(found))
+
+    @property
     def polluted(self) -> bool:
         """True when the device still held an earlier process's memory before this launch."""
         return (self.facts.polluted_by_bytes or 0) > CLEAN_BYTES
@@ -89,6 +110,7 @@ class Trial:
             "verdict": verdict["verdict"],
             "outcome": self.outcome.value,
             "charged": self.charged,
+            "launch": self.launch or None,
             "refused_by": self.refused_by or None,
             "reason": self.reason,
             "headroom_bytes": verdict["headroom_bytes"],
@@ -104,7 +126,6 @@ class Trial:
     def _measurement(self) -> dict[str, Any] | None:
         if not self.windows:
             return None
-        doubts = list(dict.fromkeys(doubt for window in self.windows for doubt in window.doubts))
         return {
             "tok_s": self.tok_s,
             "windows": [
@@ -113,5 +134,10 @@ class Trial:
             "requests": sum(window.requests for window in self.windows),
             "preemptions": sum(window.preemptions for window in self.windows),
             "prefix_hit_tokens": sum(window.prefix_hit_tokens for window in self.windows),
-            "doubts": doubts,
+            "doubts": self.doubts,
         }
+
+
+def _covers(doubt: str) -> bool:
+    """How much of the asked load all windows cover: known at the last one, estimated before."""
+    return doubt.startswith("covers ")

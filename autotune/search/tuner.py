@@ -62,6 +62,9 @@ class Tuner:
         self._listen = listener or Listener()
         self._clock = clock
         fixed_space = space.with_fixed(goal.fixed)
+        if engine.candidates() is None and not {"max_model_len"} & {*fixed_space.values, *fixed_space.fixed}:
+            # A space that leaves the length out means the target: vLLM's own would be the model's longest.
+            fixed_space = fixed_space.with_fixed({"max_model_len": goal.target_len})
         device = engine.device()
         baseline = capped_baseline(engine, predictor, goal, fixed_space, device)
         pool = Pool(self._candidates(fixed_space), goal.reserve_bytes)
@@ -90,7 +93,7 @@ class Tuner:
             storage=storage,
             name=folder.run_id,
         )
-        self._told: dict[str, int] = {}
+        self._told: dict[LaunchConfig, str] = {}
         self._launcher = Launcher(engine, goal, folder, self._listen, clock)
 
     def run(self) -> SearchState:
@@ -157,14 +160,22 @@ class Tuner:
 
     def _tell_refusals(self) -> None:
         """Shows Optuna where the border runs, and keeps the record of some refusals per gate."""
+        by_gate: dict[str, list[LaunchConfig]] = {}
         for config, judgement in self.state.pool.judgements.items():
-            gate = judgement.refused_by
-            if not gate or config in self.state.pool.tried or self._told.get(gate, 0) >= _TOLD_PER_GATE:
-                continue
-            self._told[gate] = self._told.get(gate, 0) + 1
-            self.state.pool.tried.add(config)
-            number = self._study.add_refused(config.params(), judgement.verdict, judgement.reason)
-            self._record_refusal(number, "search", config, judgement)
+            if judgement.refused_by:
+                by_gate.setdefault(judgement.refused_by, []).append(config)
+        for gate, configs in by_gate.items():
+            room = _TOLD_PER_GATE - self._told_of(gate)
+            fresh = [config for config in configs if config not in self._told]
+            # Evenly through the space: neighbours would all say the same.
+            for config in fresh[:: max(1, len(fresh) // max(1, room))][: max(0, room)]:
+                judgement = self.state.pool.judgements[config]
+                self._told[config] = gate
+                number = self._study.add_refused(config.params(), judgement.verdict, judgement.reason)
+                self._record_refusal(number, "search", config, judgement)
+
+    def _told_of(self, gate: str) -> int:
+        return sum(told == gate for told in self._told.values())
 
     def _record_refusal(self, number: int, purpose: str, config: LaunchConfig, judgement: Judgement) -> None:
         outcome = judgement.verdict.outcome
@@ -249,8 +260,8 @@ class Tuner:
                 state.pool.add(config, judgement.verdict)
             if judgement.refused_by:
                 self._study.tell_refused(trial, judgement.verdict, judgement.reason)
-                if config not in state.pool.tried:
-                    state.pool.tried.add(config)
+                if config not in self._told:
+                    self._told[config] = judgement.refused_by
                     self._record_refusal(trial.number, "search", config, judgement)
                 continue
             known = [t.tok_s for t in state.of(config) if t.tok_s is not None]
@@ -297,12 +308,10 @@ class Tuner:
 
     def _launch(self, opened: optuna.Trial, purpose: str, config: LaunchConfig, judgement: Judgement) -> None:
         """Launches, fills, measures, records and learns; retries an infrastructure fault once."""
-        for attempt in (0, 1):
+        for _ in range(2):
             self.state.launches += 1
             device = self._engine.device_for(config)
-            trial = self._launcher.launch(
-                opened.number, purpose, config, judgement.verdict, self.state, attempt=attempt
-            )
+            trial = self._launcher.launch(opened.number, purpose, config, judgement.verdict, self.state)
             self._learn(trial, device)
             if not trial.transient or self.state.launches >= self._goal.max_launches:
                 break
@@ -340,7 +349,13 @@ class Tuner:
             return True
         charged = [trial.seconds for trial in self.state.trials if trial.charged]
         mean_s = sum(charged) / len(charged) if charged else 0.0
-        return self._clock() - self.state.started_s + mean_s <= self._goal.budget_s
+        left = self._clock() - self.state.started_s + mean_s <= self._goal.budget_s
+        if not left and not self.state.out_of_time:
+            self.state.out_of_time = True
+            self._listen.note(
+                f"stopping: another launch would pass the time budget of {self._goal.budget_s:g} s"
+            )
+        return left
 
     def _stop_when_broken(self, at_least: int = 2) -> None:
         """Ends the search when `at_least` launches, and all of them, failed for reasons that no option
