@@ -250,8 +250,9 @@ def test_the_time_budget_stops_the_search(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "test")
     goal = Goal(target_len=2048, max_launches=50, budget_s=1000)
     running = Tuner(engine, predictor, SPACE, goal, folder, clock=lambda: float(next(seconds)))
-    running.run()
+    state = running.run()
     assert 1 <= len(engine.launched) < 15
+    assert "the time budget ended the search" in result_of(state, engine, None)["doubts"]
 
 
 def test_the_same_seed_gives_the_same_launches(tmp_path: Path) -> None:
@@ -266,3 +267,43 @@ def test_no_configuration_is_launched_twice_while_searching(tmp_path: Path) -> N
     state = search(engine, tmp_path, max_launches=15)
     searched = [t.config for t in state.trials if t.purpose in ("baseline", "search") and t.charged]
     assert len(searched) == len(set(searched))
+
+
+def test_a_space_without_a_length_means_the_target(tmp_path: Path) -> None:
+    space = Space("short", {"gpu_memory_utilization": (0.5, 0.8), "max_num_seqs": (8, 64)})
+    engine = ScriptedEngine()
+    search(engine, tmp_path, space)
+    assert {c.max_model_len for c in engine.launched} == {2048}
+
+
+def test_a_memory_total_that_moved_while_it_started_is_a_doubt(tmp_path: Path) -> None:
+    engine = ScriptedEngine(facts=Facts(total_bytes=9 * GIB))
+    result = result_of(search(engine, tmp_path), engine, None)
+    assert any("memory total moved from 8192 MiB to 9216 MiB" in doubt for doubt in result["doubts"])
+    rounded = ScriptedEngine(facts=Facts(total_bytes=int(8.004 * GIB)))
+    again = result_of(search(rounded, tmp_path / "again"), rounded, None)
+    assert not any("memory total moved" in doubt for doubt in again["doubts"])
+
+
+def test_a_refusal_is_judged_again_when_memory_comes_back(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from autotune.core.interval import Interval
+
+    class Growing(ScriptedEngine):
+        def device(self):  # type: ignore[no-untyped-def]
+            return CARD if self.launched else replace(CARD, free=Interval.exact(5 * GIB))
+
+    engine = Growing()
+    state = search(engine, tmp_path, max_launches=12)
+    assert [t.config.gpu_memory_utilization for t in state.trials if t.refused_by].count(0.8) > 0
+    assert any(c.gpu_memory_utilization == 0.8 for c in state.pool.open())
+    assert state.pool.refused()["gate1_budget"] == 9
+
+
+def test_the_refusals_kept_for_optuna_are_spread_over_the_space(tmp_path: Path) -> None:
+    values = {**SPACE.values, "max_num_seqs": tuple(range(1, 41))}
+    state = search(ScriptedEngine(), tmp_path, Space("wide", values))
+    refused = [t for t in state.trials if t.refused_by == "gate1_budget" and t.purpose == "search"]
+    assert 5 <= len(refused) <= 12
+    assert len({t.config.max_num_seqs for t in refused}) >= 5
