@@ -246,7 +246,9 @@ def answer(asked: Asked, question: Question) -> int:
         for text in state.notes:
             view.note(text)
         folder.write_run(_run_record(asked, question, state))
-        signal.signal(signal.SIGTERM, _as_interrupt)
+        # SIGINT too: the background job of a script inherits it as ignored, and could then only be killed.
+        for sent in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sent, _as_interrupt)
         try:
             tuner.run()
         except Unreachable as error:

@@ -279,8 +279,14 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(tmp_path: Pa
         *("--vllm", FAKE, "--max-launches", "9", *QUICK, "--runs-dir", str(tmp_path)),
     ]
     environment = {**os.environ, "FAKE_VLLM": "slow=2", "FAKE_RATE": "400"}
+    # As the background job of a script starts it: with SIGINT ignored.
+    ignoring = f"import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     child = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", ignoring, *command],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert child.stderr is not None
     for line in child.stderr:
