@@ -280,7 +280,11 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(tmp_path: Pa
     ]
     environment = {**os.environ, "FAKE_VLLM": "slow=2", "FAKE_RATE": "400"}
     # As the background job of a script starts it: with SIGINT ignored.
-    ignoring = f"import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    ignoring = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
     child = subprocess.Popen(
         [sys.executable, "-c", ignoring, *command],
         stderr=subprocess.PIPE,
