@@ -166,7 +166,8 @@ class Tuner:
                 by_gate.setdefault(judgement.refused_by, []).append(config)
         for gate, configs in by_gate.items():
             room = _TOLD_PER_GATE - self._told_of(gate)
-            fresh = [config for config in configs if config not in self._told]
+            known = self._told.keys() | self.state.pool.tried
+            fresh = [config for config in configs if config not in known]
             # Evenly through the space: neighbours would all say the same.
             for config in fresh[:: max(1, len(fresh) // max(1, room))][: max(0, room)]:
                 judgement = self.state.pool.judgements[config]

@@ -307,3 +307,19 @@ def test_the_refusals_kept_for_optuna_are_spread_over_the_space(tmp_path: Path) 
     refused = [t for t in state.trials if t.refused_by == "gate1_budget" and t.purpose == "search"]
     assert 5 <= len(refused) <= 12
     assert len({t.config.max_num_seqs for t in refused}) >= 5
+
+
+def test_what_was_launched_is_not_recorded_as_refused_later(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from autotune.core.interval import Interval
+
+    class Shrinking(ScriptedEngine):
+        def device(self):  # type: ignore[no-untyped-def]
+            return replace(CARD, free=Interval.exact(5 * GIB)) if len(self.launched) > 3 else CARD
+
+    engine = Shrinking()
+    state = search(engine, tmp_path, max_launches=12)
+    refused = {t.config for t in state.trials if not t.charged}
+    assert refused
+    assert not refused & set(engine.launched)
