@@ -278,7 +278,8 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(tmp_path: Pa
         *(sys.executable, "-m", "autotune", "search", "--model", TINY, "--target-len", "256"),
         *("--vllm", FAKE, "--max-launches", "9", *QUICK, "--runs-dir", str(tmp_path)),
     ]
-    environment = {**os.environ, "FAKE_VLLM": "slow=2", "FAKE_RATE": "400"}
+    marked = {"AUTOTUNE_TEST": str(tmp_path)}
+    environment = {**os.environ, "FAKE_VLLM": "slow=2", "FAKE_RATE": "400", **marked}
     # As the background job of a script starts it: with SIGINT ignored.
     ignoring = (
         "import os, signal, sys\n"
@@ -317,7 +318,7 @@ def _belongs(pid: str, marker: str) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return marker.encode() in words or (b"FAKE_VLLM=slow=2" in environment and b"fake_vllm" in words)
+    return marker.encode() in words + environment
 
 
 def test_a_secret_for_vllm_is_not_written_into_the_run_folder(autotune: Any) -> None:

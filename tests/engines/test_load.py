@@ -106,7 +106,7 @@ def test_throughput_prompts_and_mix_are_what_was_asked(fake: StartFake) -> None:
     # Three waves of 16 in all windows together.
     assert sum(window.requests for window in windows) >= 44
     assert about_real(windows) == []
-    assert "measuring window 3 of 3" in said[-1]
+    assert "windows: 3 of 3" in said[-1]
 
     stats = settled(server)
     assert (stats["connections"], stats["busy"]) == (1, 0)
