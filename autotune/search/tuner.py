@@ -261,7 +261,7 @@ class Tuner:
                 state.pool.add(config, judgement.verdict)
             if judgement.refused_by:
                 self._study.tell_refused(trial, judgement.verdict, judgement.reason)
-                if config not in self._told:
+                if config not in self._told and config not in state.pool.tried:
                     self._told[config] = judgement.refused_by
                     self._record_refusal(trial.number, "search", config, judgement)
                 continue
