@@ -75,7 +75,7 @@ class RunFolder:
 
     def append_trial(self, record: Mapping[str, Any]) -> None:
         """Adds one line to trials.jsonl and waits until it is on disk."""
-        line = json.dumps(record, ensure_ascii=False) + "\n"
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         with open(self.path / "trials.jsonl", "a", encoding="utf-8") as file:
             file.write(line)
             file.flush()
@@ -95,7 +95,7 @@ class RunFolder:
         return records
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        self._write("result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        self._write("result.json", json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
     def write_best(self, *, config_yaml: str, script: str) -> None:
         self._write("best.yaml", config_yaml)

@@ -108,8 +108,8 @@ def load_space(source: Path | str, *, target_len: int) -> Space:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         raise BadInput(f"space file {path}{where}: not valid YAML") from None
-    except RecursionError:
-        raise BadInput(f"space file {path}: nested too deeply") from None
+    except (RecursionError, ValueError):
+        raise BadInput(f"space file {path}: nested too deeply, or a value that YAML cannot hold") from None
     return _Reader(str(path), target_len).space(document)
 
 
@@ -134,7 +134,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
             raise BadInput(f"--set {text!r} is not of the form option=value")
         try:
             value = yaml.safe_load(raw)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             value = raw
         checked = check_option(name, value)
         if name in options and options[name] != checked:

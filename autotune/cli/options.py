@@ -27,6 +27,8 @@ _OURS = {
     "--api-key": "the servers of a search listen on 127.0.0.1 only; add the key to launch.sh",
 }
 _ALLOWED_OURS = {"--tokenizer", "--load-format"}
+#: vLLM's short forms of options that change memory.
+_SHORT_FLAGS = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-q": "quantization"}
 #: Options of vLLM that hold a boolean: given as a bare flag.
 _FLAGS = {"enforce_eager", "language_model_only"}
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -62,6 +64,7 @@ def parse_passthrough(words: Sequence[str], *, trusted: Mapping[str, Any]) -> Pa
         position += 1
         flag, sign, inline = word.partition("=")
         name = flag.lstrip("-").replace("-", "_")
+        name = _SHORT_FLAGS.get(flag, name)
         dashed = "--" + name.replace("_", "-")
         if not flag.startswith("-") or name not in OPTION_NAMES:
             if flag.startswith("-") and dashed in _OURS and dashed not in _ALLOWED_OURS:
@@ -162,7 +165,7 @@ def _workload_file(path: Path) -> Workload:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"cannot read workload {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, yaml.YAMLError):
+    except (ValueError, RecursionError, yaml.YAMLError):
         raise BadInput(f"workload {path}: not valid YAML") from None
     if not isinstance(document, dict):
         raise BadInput(f"workload {path}: must be a mapping with concurrency and shapes")
@@ -176,11 +179,12 @@ def _workload_file(path: Path) -> Workload:
         numbers = []
         for name, default in (("input_tokens", None), ("output_tokens", None), ("weight", 1.0)):
             value = shape.get(name, default)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            # 2^30 tokens or parts is more than any request has; it also keeps infinities out.
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1 << 30:
                 raise BadInput(f"workload {path}: shapes[{position}].{name}: must be a number above 0")
             numbers.append(value)
         parsed.append(Shape(int(numbers[0]), int(numbers[1]), float(numbers[2])))
     clients = document.get("concurrency")
-    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise BadInput(f"workload {path}: concurrency: must be a whole number of at least 1")
+    if isinstance(clients, bool) or not isinstance(clients, int) or not 1 <= clients <= 4096:
+        raise BadInput(f"workload {path}: concurrency: must be a whole number from 1 to 4096")
     return Workload(clients, tuple(parsed))

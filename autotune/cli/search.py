@@ -58,14 +58,16 @@ if TYPE_CHECKING:
     help="Confirmation included.",
 )
 @click.option("--budget", metavar="TIME", help="Wall-clock limit, e.g. 30m or 2h.")
-@click.option("--concurrency", type=click.IntRange(1), help="Clients in the closed loop.")
+@click.option("--concurrency", type=click.IntRange(1, 4096), help="Clients in the closed loop.")
 @click.option("--input-len", type=click.IntRange(1), help="Tokens of each prompt.")
 @click.option("--output-len", type=click.IntRange(1), help="Tokens generated for each prompt.")
 @click.option(
     "--workload", "workload_file", type=click.Path(path_type=Path), help="YAML: concurrency, shapes."
 )
 @click.option("--measure-s", type=click.FloatRange(1), help="Limit of one launch's measuring  [180; CPU 30]")
-@click.option("--reserve-mib", type=click.IntRange(0), help="Memory left to others  [256; CPU backend 4096]")
+@click.option(
+    "--reserve-mib", type=click.IntRange(0, 1 << 30), help="Memory left to others  [256; CPU backend 4096]"
+)
 @click.option("--dummy-weights", is_flag=True, help="Random weights; implied by a folder without any.")
 @click.option(
     "--start-timeout", metavar="TIME", help="Longest start; a hang is judged by the log before that."
@@ -165,6 +167,12 @@ def understand(asked: Asked) -> Question:
     space = None
     if asked.space_source:
         space = load_space(asked.space_source, target_len=asked.target_len)
+        short = [n for n in space.values.get("max_model_len", ()) if n is not None and n < asked.target_len]
+        if short:
+            raise BadInput(f"the space's max_model_len {short[0]} is below --target-len {asked.target_len}")
+        wrong = contradiction({**space.fixed, **fixed}, asked.target_len)
+        if wrong:
+            raise BadInput(f"with the space's fixed options: {wrong}")
     replays = asked.engine_name == "replay" or (asked.engine_name == "auto" and asked.recording is not None)
     if asked.recording is not None and not replays:
         raise BadInput("--recording goes with --engine replay")

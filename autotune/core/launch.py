@@ -114,6 +114,8 @@ def check_option(name: str, value: Any) -> Any:
         raise BadInput(f"{name} must be true or false, not {value!r}")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadInput(f"{name} must be a number, not {value!r}")
+    if isinstance(value, int) and abs(value) > 1 << 50:
+        raise BadInput(f"{name} is absurdly large")
     if value != value or value in (float("inf"), float("-inf")):
         raise BadInput(f"{name} must be a finite number, not {value!r}")
     if name == "gpu_memory_utilization":

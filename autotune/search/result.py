@@ -82,7 +82,7 @@ def status_of(winner: Scored, baseline: Scored | None, state: SearchState) -> st
     if baseline is None:
         return "improved"
     if winner.config == baseline.config:
-        others = [trial for trial in state.trials if trial.charged and trial.config != winner.config]
+        others = [t for t in state.trials if t.tok_s is not None and t.config != winner.config]
         return "same" if others else "inconclusive"
     if winner.interval is None or baseline.interval is None:
         sure = winner.tok_s * (1 - _UNKNOWN_SPREAD) > baseline.tok_s * (1 + _UNKNOWN_SPREAD)

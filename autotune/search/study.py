@@ -96,6 +96,12 @@ class Study:
             )
         return len(self._study.get_trials(deepcopy=False)) - 1
 
+    def tell_outside(self, trial: optuna.Trial) -> None:
+        """Not of the person's space: PRUNED, violating `launch` alone."""
+        keys = (*(gate.value for gate in GATES), "launch")
+        self._constrain(trial, {**dict.fromkeys(keys, 0.0), "launch": _NO_BYTES_GIB})
+        self._study.tell(trial, state=TrialState.PRUNED)
+
     def tell_failed(self, trial: optuna.Trial, verdict: Verdict, reason: str, *, transient: bool) -> None:
         """Launched and not served: PRUNED and `launch` = 1; FAIL for infrastructure faults."""
         trial.set_user_attr("failed", reason)

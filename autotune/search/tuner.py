@@ -112,7 +112,10 @@ class Tuner:
             # First of all trials, so that it is number 0 in every record.
             self._run_baseline()
             self._tell_refusals()
-            while state.launches < goal.max_launches - goal.confirm_launches and self._time_left():
+            # Nothing is confirmed before something serves: until then every launch may search.
+            while self._time_left() and state.launches < goal.max_launches - (
+                goal.confirm_launches if state.served() else 0
+            ):
                 self._stop_when_broken()
                 if not self._search_once():
                     break
@@ -255,6 +258,10 @@ class Tuner:
         for _ in range(_PATIENCE):
             trial, params = self._study.propose()
             params = {name: value for name, value in params.items() if name not in state.ineffective}
+            if not self._in_space(params):
+                # The distributions also hold the baseline's values, which are not the person's.
+                self._study.tell_outside(trial)
+                continue
             config = state.space.config({**self._constants, **params})
             judgement = self._judge(config)
             if config not in state.pool:
@@ -273,6 +280,17 @@ class Tuner:
             else:
                 self._study.tell_failed(trial, judgement.verdict, "already launched", transient=False)
         return None
+
+    def _in_space(self, params: dict[str, Any]) -> bool:
+        values = self.state.space.values
+        return (
+            all(
+                params.get(name) in choices
+                for name, choices in values.items()
+                if name not in self._constants and name not in self.state.ineffective
+            )
+            and not params.keys() - values.keys()
+        )
 
     def _confirm(self) -> None:
         """Launches the finalists and the baseline again, in alternating order, so drift cancels."""
@@ -363,7 +381,9 @@ class Tuner:
         of ours cures: a broken installation fails every launch the same way.
         """
         charged = [trial for trial in self.state.trials if trial.charged]
-        if len(charged) < at_least or any(t.tok_s is not None or t.wrong_admit for t in charged):
+        if len({trial.config for trial in charged}) < at_least or any(
+            t.tok_s is not None or t.wrong_admit for t in charged
+        ):
             return
         last = charged[-1]
         raise EngineUnavailable(

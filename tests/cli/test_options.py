@@ -23,6 +23,7 @@ from autotune.errors import BadInput
             ("--tokenizer", "x", "--load-format", "dummy"),
         ),
         (["--trust-remote-code"], {}, ("--trust-remote-code",)),
+        (["-tp", "2", "-q=awq"], {"tensor_parallel_size": 2, "quantization": "awq"}, ()),
     ],
 )
 def test_options_that_change_memory_are_known(words: list[str], options: dict, rest: tuple) -> None:

@@ -200,6 +200,9 @@ def test_a_polluted_recorded_launch_is_marked(autotune: Any) -> None:
         ),
         (["--model", TINY, "--target-len", "1"], "target-len"),
         (["--model", TINY], "target-len"),
+        (["--model", TINY, "--target-len", "64", "--set", f"max_num_seqs={'9' * 400}"], "absurdly large"),
+        (["--model", TINY, "--target-len", "64", "--set", f"max_num_seqs={'[' * 3000}"], "must be a number"),
+        (["--model", TINY, "--target-len", "64", "--concurrency", "20000"], "4096"),
         ([*LAPTOP, "--target-len", "1024", "--set", "max_num_seqs=1.5"], "whole number"),
     ],
 )
@@ -219,6 +222,14 @@ def test_a_space_with_a_bad_field_names_its_path(autotune: Any, tmp_path: Path) 
     code, _, err, _ = autotune("--model", TINY, "--target-len", "64", "--space", str(tmp_path / "s.yaml"))
     assert code == 2
     assert "options.max_num_seqs.values[0]" in err
+
+
+def test_a_space_below_the_target_is_refused(autotune: Any, tmp_path: Path) -> None:
+    for text in ("options: {max_model_len: {values: [16]}}", "fixed: {max_model_len: 16}"):
+        (tmp_path / "s.yaml").write_text(text)
+        code, _, err, _ = autotune("--model", TINY, "--target-len", "64", "--space", str(tmp_path / "s.yaml"))
+        assert code == 2
+        assert "below --target-len 64" in err
 
 
 def test_an_unreachable_target_is_an_answer(autotune: Any) -> None:

@@ -323,3 +323,21 @@ def test_what_was_launched_is_not_recorded_as_refused_later(tmp_path: Path) -> N
     refused = {t.config for t in state.trials if not t.charged}
     assert refused
     assert not refused & set(engine.launched)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_outside_the_persons_space_is_launched(tmp_path: Path, seed: int) -> None:
+    space = Space("small", {"gpu_memory_utilization": (0.5, 0.55), "max_num_seqs": (2, 3, 4, 5, 6, 7, 8)})
+    engine = ScriptedEngine()
+    state = search(engine, tmp_path, space, seed=seed)
+    searched = [t.config for t in state.trials if t.purpose == "search"]
+    assert searched
+    assert {c.gpu_memory_utilization for c in searched} <= {0.5, 0.55}
+    assert {c.max_num_seqs for c in searched} <= set(range(2, 9))
+
+
+def test_launches_kept_for_confirmation_search_on_while_nothing_serves(tmp_path: Path) -> None:
+    engine = ScriptedEngine(fails=lambda _: refused(Outcome.OOM_RUNTIME))
+    with pytest.raises(Unreachable):
+        search(engine, tmp_path, max_launches=9)
+    assert len(engine.launched) == 9
