@@ -109,6 +109,8 @@ def load_recording(path: Path) -> Recording:
             return _observations(str(path), document, {})
     except BadInput as error:
         raise BadInput(f"recording {path}: {error.message}", hint=error.hint) from None
+    except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+        raise BadInput(f"recording {path}: a field has a wrong type or value ({error})") from None
     raise BadInput(f"recording {path}: neither a list of launches nor a mapping with `runs` or `launches`")
 
 

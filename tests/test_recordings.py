@@ -74,6 +74,10 @@ def test_the_observation_form_gives_each_models_launches() -> None:
         ("{runs: [], device: 3}", "device: must be a mapping"),
         ("{runs: [3], device: {total_mib: 4, free_at_start_mib: 3}}", r"runs\[0\]: must be a mapping"),
         ("x: [", "not valid YAML"),
+        (
+            "{runs: [{outcome: started, tok_s: x}], device: {total_mib: 4, free_at_start_mib: 3}}",
+            "wrong type",
+        ),
     ],
 )
 def test_a_bad_recording_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
