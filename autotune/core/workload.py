@@ -32,10 +32,6 @@ class Workload:
                 raise BadInput(f"a request needs input, output and weight above zero, not {shape}")
 
     @property
-    def longest_tokens(self) -> int:
-        return max(shape.input_tokens + shape.output_tokens for shape in self.shapes)
-
-    @property
     def mean_output_tokens(self) -> float:
         total = sum(shape.weight for shape in self.shapes)
         return sum(shape.weight * shape.output_tokens for shape in self.shapes) / total

@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 
 from autotune.core.calibration import Calibration
+from autotune.core.gates import Verdict
 from autotune.core.launch import SEARCHED, LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.engines.base import Engine
@@ -151,12 +152,11 @@ class Tuner:
 
     def _refresh(self) -> None:
         """Judges the pool with the memory of this moment and today's calibration."""
-        devices: dict[LaunchConfig | None, Any] = {}
-        recorded = self._engine.candidates() is not None
-        live = None if recorded else self._engine.device()
+        # A live device is read once for the whole pool; a recording has a reading for each launch.
+        live = self._engine.device() if self._engine.candidates() is None else None
 
-        def verdict_of(config: LaunchConfig) -> Any:
-            device = live or devices.setdefault(config, self._engine.device_for(config))
+        def verdict_of(config: LaunchConfig) -> Verdict:
+            device = live or self._engine.device_for(config)
             return self._predictor.verdict(config, device, self.state.calibration)
 
         self.state.pool.refresh(verdict_of)
