@@ -5,22 +5,38 @@ study.journal  Optuna's own log of the study
 trials.jsonl   one line per proposal: the truth; Optuna cannot hold windows, logs and reasons
 logs/          one file per launch
 best.yaml, launch.sh, result.json    the answer
+observations.yaml   a scan's launches, in the form that calibrates later searches
 """
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import fcntl
 import json
 import os
 import re
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from autotune import redact
 from autotune.errors import BadInput
+from autotune.runfiles import (
+    MOST_YAML_BYTES,
+    append_line,
+    bounded,
+    cannot_write,
+    inside,
+    parse_record,
+    read_document,
+    read_lines,
+    refuse_links,
+    write_whole,
+)
 
 #: Version of the folder's layout, in run.yaml; raised when a reader would have to know.
 SCHEMA = 1
@@ -58,6 +74,117 @@ class RunFolder:
             return cls(path)
         raise BadInput(f"cannot make a run folder under {parent}: too many of this second")
 
+    @classmethod
+    def reopen(cls, run: Path | str, parent: Path) -> RunFolder:
+        """The folder of an earlier run; `hold` makes it ready for more.
+
+        Args:
+            run: its path, or its name under `parent`.
+
+        Raises:
+            BadInput: there is no such run, or it has no run.yaml that can be read.
+        """
+        path = Path(run)
+        if not path.is_dir() and (parent / path).is_dir():
+            path = parent / path
+        if not path.is_dir():
+            known = sorted(p.name for p in parent.iterdir() if p.is_dir()) if parent.is_dir() else []
+            close = difflib.get_close_matches(path.name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the last one is {known[-1]}" if known else ""
+            raise BadInput(f"no run folder {run}", hint=hint)
+        folder = cls(path)
+        folder.run_record()
+        return folder
+
+    def run_record(self) -> dict[str, Any]:
+        """run.yaml as it was written.
+
+        Raises:
+            BadInput: it is missing or damaged, or of another version of autotune.
+        """
+        path = self.path / "run.yaml"
+        try:
+            text = read_document(path, MOST_YAML_BYTES).decode("utf-8")
+            record = bounded(yaml.safe_load(text))
+        except FileNotFoundError as error:
+            raise BadInput(f"{self.path} is not a run that can be continued: no run.yaml") from error
+        except (ValueError, yaml.YAMLError, RecursionError):
+            raise BadInput(f"{path} is damaged") from None
+        if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+            raise BadInput(f"{path} is not of this version of autotune")
+        return record
+
+    def result(self) -> dict[str, Any] | None:
+        """result.json, None while there is none.
+
+        Raises:
+            BadInput: it is damaged, a link, or absurdly large.
+        """
+        try:
+            text = read_document(self.path / "result.json").decode("utf-8", "replace")
+        except FileNotFoundError:
+            return None
+        found = parse_record(text)
+        if found is None:
+            raise BadInput(f"{self.path / 'result.json'} is damaged")
+        return found
+
+    def log_of(self, record: Mapping[str, Any]) -> Path | None:
+        """The log that a line of trials.jsonl names; None when there is none inside this folder."""
+        return inside(self.path, record.get("log"))
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keeps the folder for this process; a kill lets go of it too.
+
+        What a killed process left is put in order: a torn last line of trials.jsonl is taken away, and
+        secrets that its last server printed.
+
+        Raises:
+            BadInput: another process runs in it, an earlier line of trials.jsonl is damaged, or something
+                in it is a link.
+            EngineUnavailable: it cannot be written.
+        """
+        refuse_links(self.path)
+        try:
+            lock = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise BadInput(f"{self.path} is in use by another autotune") from None
+            try:
+                (self.path / "logs").mkdir(exist_ok=True)
+            except OSError as error:
+                raise cannot_write(self.path / "logs", error) from error
+            self._mend()
+            yield
+        finally:
+            os.close(lock)
+
+    def _mend(self) -> None:
+        """Whole lines only in trials.jsonl, the last one ended; no secrets in the newest log."""
+        logs = [path for path in (self.path / "logs").iterdir() if path.is_file() and not path.is_symlink()]
+        if logs:
+            redact.clean_file(max(logs, key=lambda path: path.stat().st_mtime))
+        path = self.path / "trials.jsonl"
+        try:
+            lines = read_lines(path)
+        except FileNotFoundError:
+            return
+        torn = False
+        for position, line in enumerate(lines):
+            if parse_record(line) is None:
+                if position < len(lines) - 1:
+                    raise BadInput(f"{path}: line {position + 1} is damaged")
+                torn = True
+        whole = lines[:-1] if torn else lines
+        mended = "".join(f"{line}\n" for line in whole)
+        if torn or path.stat().st_size != len(mended.encode()):
+            write_whole(path, mended)
+
     @property
     def run_id(self) -> str:
         return self.path.name
@@ -71,46 +198,62 @@ class RunFolder:
         return self.path / "logs" / f"{launch:03d}-{purpose}.log"
 
     def write_run(self, record: Mapping[str, Any]) -> None:
-        self._write("run.yaml", yaml.safe_dump({"schema": SCHEMA, **record}, sort_keys=False, width=110))
+        document = redact.clean_tree({"schema": SCHEMA, **record})
+        self._write("run.yaml", yaml.safe_dump(document, sort_keys=False, width=110))
+
+    def update_run(self, **fields: Any) -> None:
+        """run.yaml with some fields replaced, e.g. the fingerprint once a server has told more of itself.
+
+        Raises:
+            BadInput: run.yaml is missing or damaged.
+        """
+        record = {**self.run_record(), **fields}
+        record.pop("schema")
+        self.write_run(record)
 
     def append_trial(self, record: Mapping[str, Any]) -> None:
-        """Adds one line to trials.jsonl and waits until it is on disk."""
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
-        with open(self.path / "trials.jsonl", "a", encoding="utf-8") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        """Adds one line to trials.jsonl and waits until it is on disk.
+
+        Raises:
+            EngineUnavailable: the disk is full or read-only; the lines before it stay whole.
+        """
+        line = json.dumps(redact.clean_tree(record), ensure_ascii=False, allow_nan=False)
+        append_line(self.path / "trials.jsonl", line.encode("utf-8", "replace").decode())
 
     def trials(self) -> list[dict[str, Any]]:
-        """The recorded trials; a last line torn by a power cut is left out."""
-        path = self.path / "trials.jsonl"
-        if not path.exists():
+        """The recorded trials; a last line torn by a power cut is left out.
+
+        Raises:
+            BadInput: the file is a link, no regular file, or absurdly large.
+        """
+        try:
+            lines = read_lines(self.path / "trials.jsonl")
+        except FileNotFoundError:
             return []
         records = []
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+        for line in lines:
+            record = parse_record(line)
+            if record is None:
                 break
+            records.append(record)
         return records
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        self._write("result.json", json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        document = redact.clean_tree(result)
+        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        self._write("result.json", text.encode("utf-8", "replace").decode())
+
+    def write_observations(self, text: str) -> None:
+        self._write("observations.yaml", text)
+
+    @property
+    def observations(self) -> Path:
+        return self.path / "observations.yaml"
 
     def write_best(self, *, config_yaml: str, script: str) -> None:
         self._write("best.yaml", config_yaml)
         self._write("launch.sh", script, mode=0o755)
 
     def _write(self, name: str, text: str, mode: int = 0o644) -> None:
-        """Whole or not at all: a temporary file in the same folder, synced, then renamed."""
-        handle, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, mode)
-            os.replace(temporary, self.path / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        """Whole or not at all, without secrets."""
+        write_whole(self.path / name, redact.clean(text), mode)

@@ -15,7 +15,9 @@ An option that is absent stays vLLM's default.
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,14 +27,24 @@ from typing import Any
 import yaml
 
 from autotune.core.device import Device, DeviceKind
-from autotune.core.launch import SEARCHED, LaunchConfig, check_option
+from autotune.core.launch import (
+    AUTO_LENGTH,
+    SEARCHED,
+    LaunchConfig,
+    check_option,
+    is_text_option,
+    option_name,
+    shown,
+)
 from autotune.errors import BadInput
 from autotune.units import GIB
+from autotune.yamlfile import read_yaml
 
-#: A space file is a page of text; a larger one is a mistake.
-_MAX_FILE_BYTES = 1 << 20
 #: Values of one option; more than this is a typo in `step`.
 _MAX_VALUES = 1000
+#: 2^50 tokens or sequences: nothing real is larger.
+_MAX_NUMBER = 1 << 50
+_MAX_NAME = 100
 #: Below this total the `small-card` space is taken: an 8 GB card holds a 3B model with little room,
 #: so offload and small batches are worth trials there and nowhere else.
 SMALL_CARD_BYTES = 10 * GIB
@@ -94,23 +106,9 @@ def load_space(source: Path | str, *, target_len: int) -> Space:
         BadInput: the file cannot be read or a field is wrong; the message names its path.
     """
     path = Path(source)
-    if not path.suffix and not path.exists():
+    if not path.suffix and not os.path.lexists(path):
         path = _shipped(str(source))
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise BadInput(f"space file {path} is larger than 1 MiB")
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"cannot read space file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadInput(f"space file {path} is not text") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        raise BadInput(f"space file {path}{where}: not valid YAML") from None
-    except (RecursionError, ValueError):
-        raise BadInput(f"space file {path}: nested too deeply, or a value that YAML cannot hold") from None
-    return _Reader(str(path), target_len).space(document)
+    return _Reader(str(path), target_len).space(read_yaml(path, "space file"))
 
 
 def space_for(device: Device) -> str:
@@ -123,29 +121,57 @@ def space_for(device: Device) -> str:
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     """`--set k=v` texts as options.
 
+    Texts are taken as they are (`kv_cache_dtype=no` is no false), a mapping as JSON.
+
     Raises:
         BadInput: not `k=v`, an unknown option, a bad value, or one option given two values.
     """
     options: dict[str, Any] = {}
     for text in settings:
         name, sign, raw = text.partition("=")
-        name = name.strip().lstrip("-").replace("-", "_")
+        name = option_name(name)
         if not sign or not name:
-            raise BadInput(f"--set {text!r} is not of the form option=value")
-        try:
-            value = yaml.safe_load(raw)
-        except (yaml.YAMLError, ValueError, RecursionError):
-            value = raw
+            raise BadInput(f"--set {shown(text)} is not of the form option=value")
+        value = _setting(name, raw)
+        if value is None:
+            raise BadInput(f"--set {name}= has no value", hint="leave the option out for vLLM's default")
         checked = check_option(name, value)
         if name in options and options[name] != checked:
-            raise BadInput(f"--set gives {name} two values: {options[name]} and {checked}")
+            raise BadInput(f"--set gives {name} two values: {shown(options[name])} and {shown(checked)}")
         options[name] = checked
     return options
+
+
+def _setting(name: str, raw: str) -> Any:
+    """What the text of `--set` says, for `check_option`; None when it says nothing."""
+    if not raw.strip():
+        return None
+    if name == "max_model_len" and raw.strip().lower() == "auto":
+        return raw
+    try:
+        value = yaml.safe_load(raw)
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError):
+        return raw
+    if not is_text_option(name) or isinstance(value, str):
+        return value
+    if isinstance(value, dict) and not _is_json(raw):
+        return value  # `{image: 1}` is YAML's own form of a mapping
+    return raw.strip()
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def contradiction(options: Mapping[str, Any], target_len: int) -> str | None:
     """Why these fixed options cannot be met together, in one line; None when they can."""
     length = options.get("max_model_len")
+    if length == AUTO_LENGTH:
+        return "--set max_model_len=auto: a search needs the length itself, give --target-len"
     if length is not None and length < target_len:
         return f"--set max_model_len={length} is below --target-len {target_len}"
     tokens, seqs = options.get("max_num_batched_tokens"), options.get("max_num_seqs")
@@ -172,20 +198,34 @@ class _Reader:
 
     def space(self, document: Any) -> Space:
         self._mapping(document, "", {"name", "reason", "options", "fixed"})
+        name = document.get("name") or Path(self.source).stem
+        if not isinstance(name, str) or len(name) > _MAX_NAME:
+            raise self._error("name", "must be a short text")
         options = document.get("options") or {}
         self._mapping(options, "options", set(SEARCHED))
         values = {name: self._values(name, spec) for name, spec in options.items()}
         fixed_document = document.get("fixed") or {}
         self._mapping(fixed_document, "fixed", None)
-        fixed = {name: self._check(name, value, f"fixed.{name}") for name, value in fixed_document.items()}
+        fixed = {}
+        for option, value in fixed_document.items():
+            where = f"fixed.{self._shown_key(option)}"
+            if value is None:
+                raise self._error(where, "is empty; leave the option out for vLLM's default")
+            fixed[option] = self._check(option, value, where)
         both = sorted(set(values) & set(fixed))
         if both:
             raise self._error(f"fixed.{both[0]}", "is also under options")
         if not values and not fixed:
             raise self._error("options", "is empty: nothing to search")
-        reasons = {name: str(spec.get("reason", "")) for name, spec in options.items()}
-        ordered = {name: values[name] for name in SEARCHED if name in values}
-        return Space(str(document.get("name") or Path(self.source).stem), ordered, reasons, fixed)
+        reasons = {option: self._reason(option, spec) for option, spec in options.items()}
+        ordered = {option: values[option] for option in SEARCHED if option in values}
+        return Space(name, ordered, reasons, fixed)
+
+    def _reason(self, option: str, spec: Mapping[str, Any]) -> str:
+        reason = spec.get("reason") or ""
+        if not isinstance(reason, str):
+            raise self._error(f"options.{option}.reason", "must be text")
+        return reason
 
     def _values(self, name: str, spec: Any) -> tuple[Any, ...]:
         path = f"options.{name}"
@@ -195,6 +235,8 @@ class _Reader:
         raw = spec["values"] if "values" in spec else self._range(spec, path)
         if not isinstance(raw, list) or not raw:
             raise self._error(f"{path}.values", "must be a list with at least one value")
+        if len(raw) > _MAX_VALUES:
+            raise self._error(f"{path}.values", f"has {len(raw)} values, more than {_MAX_VALUES}")
         checked = []
         for position, value in enumerate(raw):
             if value == "default":
@@ -211,8 +253,12 @@ class _Reader:
 
     def _range(self, spec: Mapping[str, Any], path: str) -> list[Any]:
         for key in ("low", "high", "step"):
-            if key in spec and (isinstance(spec[key], bool) or not isinstance(spec[key], (int, float))):
-                raise self._error(f"{path}.{key}", f"must be a number, not {spec[key]!r}")
+            value = spec.get(key, 0)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise self._error(f"{path}.{key}", f"must be a number, not {shown(value)}")
+            # Also keeps infinities and NaN out.
+            if not abs(value) <= _MAX_NUMBER:
+                raise self._error(f"{path}.{key}", f"must be a finite number up to 2^50, not {shown(value)}")
         if "low" not in spec or "high" not in spec:
             raise self._error(path, "needs both low and high")
         low, high = spec["low"], spec["high"]
@@ -221,17 +267,17 @@ class _Reader:
         if spec.get("scale", "linear") == "log2":
             if low <= 0:
                 raise self._error(f"{path}.low", "must be above 0 on a log2 scale")
-            steps = int(math.log2(high / low) + 1e-9)
-            return [low * 2**power for power in range(min(steps, _MAX_VALUES) + 1)]
+            steps = int(min(math.log2(high / low), _MAX_VALUES) + 1e-9)
+            return [low * 2**power for power in range(steps + 1)]
         if spec.get("scale", "linear") != "linear":
-            raise self._error(f"{path}.scale", f"must be linear or log2, not {spec['scale']!r}")
+            raise self._error(f"{path}.scale", f"must be linear or log2, not {shown(spec['scale'])}")
         if "step" not in spec or not spec["step"] > 0:
             raise self._error(f"{path}.step", "must be above 0")
         # 1e-9: 0.1 steps do not add up exactly in binary.
-        count = int((high - low) / spec["step"] + 1e-9) + 1
-        if count > _MAX_VALUES:
-            raise self._error(f"{path}.step", f"gives {count} values, more than {_MAX_VALUES}")
-        values = [low + spec["step"] * position for position in range(count)]
+        steps = (high - low) / spec["step"] + 1e-9
+        if steps >= _MAX_VALUES:
+            raise self._error(f"{path}.step", f"gives {steps + 1:.0f} values, more than {_MAX_VALUES}")
+        values = [low + spec["step"] * position for position in range(int(steps) + 1)]
         return [round(value, 10) if isinstance(value, float) else value for value in values]
 
     def _check(self, name: str, value: Any, path: str) -> Any:
@@ -245,13 +291,18 @@ class _Reader:
             raise self._error(path or "the document", "must be a mapping")
         for key in value:
             if allowed is not None and key not in allowed:
+                shown_key = self._shown_key(key)
                 raise self._error(
-                    f"{path}.{key}" if path else str(key),
+                    f"{path}.{shown_key}" if path else shown_key,
                     "is not known here",
                     hint="put it under options:"
                     if key in SEARCHED
                     else f"known: {', '.join(sorted(allowed))}",
                 )
+
+    @staticmethod
+    def _shown_key(key: Any) -> str:
+        return key if isinstance(key, str) and len(key) <= _MAX_NAME else shown(key)
 
     def _error(self, path: str, message: str, hint: str = "") -> BadInput:
         return BadInput(f"space file {self.source}: {path}: {message}", hint=hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -13,9 +14,12 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+from autotune.core.launch import LaunchConfig
 from autotune.core.tensors import TensorInfo
+from autotune.devices import device_named
 from autotune.errors import BadInput
 from autotune.models import TOKENIZER_FILES, load_model, read_header
+from autotune.vllm.predict import Predictor
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny-llama"
 CONFIG = json.loads((TINY / "config.json").read_text())
@@ -182,6 +186,90 @@ def test_remote_code_needs_the_persons_word(tmp_path: Path) -> None:
     assert load_model(str(tmp_path), trust_remote_code=True).spec.layers == 8
 
 
+@pytest.mark.parametrize("digits", [400, 4000, 5000])
+@pytest.mark.parametrize(
+    "name", ["hidden_size", "vocab_size", "max_position_embeddings", "num_hidden_layers"]
+)
+def test_numbers_that_no_model_has(tmp_path: Path, name: str, digits: int) -> None:
+    text = json.dumps({k: v for k, v in CONFIG.items() if k != name})[:-1] + f', "{name}": {"9" * digits}}}'
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BadInput) as caught:
+        load_model(str(tmp_path))
+    assert len(caught.value.message) < 300
+    assert "\n" not in caught.value.message
+
+
+def test_infinity_in_a_field_of_no_interest_passes(tmp_path: Path) -> None:
+    # Configs of Mamba models hold `"time_step_limit": [0.0, Infinity]`.
+    assert (
+        load_model(str(folder(tmp_path, CONFIG | {"time_step_limit": [0.0, float("inf")]}))).spec.layers == 8
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 5000, "./" + "a" * 5000, "/" + "a/" * 3000, "a\0b", "/tmp/\udcff", "a\nb"]
+)
+def test_a_name_that_is_no_path_is_one_printable_line(name: str) -> None:
+    with pytest.raises(BadInput, match="does not exist") as caught:
+        load_model(name)
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("kind", ["pipe", "endless", "folder"])
+def test_what_is_no_regular_file_is_never_read(tmp_path: Path, file: str, kind: str) -> None:
+    folder(tmp_path)
+    path = tmp_path / file
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(BadInput, match=f"{file} is (not a regular file|a folder)|cannot read .*{file}"):
+        load_model(str(tmp_path))
+
+
+def test_adapters_and_gguf_files_are_named_for_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "q4.gguf").write_text("")
+    with pytest.raises(BadInput, match=r"holds GGUF files and no config.json: their sizes are not known"):
+        load_model(str(tmp_path))
+    with pytest.raises(BadInput, match=r"q4.gguf is a GGUF file: its sizes are not known here"):
+        load_model(str(tmp_path / "q4.gguf"))
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
+    with pytest.raises(BadInput, match=r"is an adapter \(LoRA\), not a model") as caught:
+        load_model(str(tmp_path))
+    assert caught.value.hint == "its base model is Qwen/Qwen3-8B: give that"
+
+
+def test_a_missing_shard_is_seen_without_an_index_too(tmp_path: Path) -> None:
+    folder(tmp_path)
+    write_safetensors(tmp_path / "model-00001-of-00003.safetensors", {"a": ("BF16", [2], 4)})
+    with pytest.raises(BadInput, match=r"2 of 3 weight files are missing, and so is model.safetensors.index"):
+        load_model(str(tmp_path))
+
+
+def test_a_git_lfs_pointer_is_named(tmp_path: Path) -> None:
+    (folder(tmp_path) / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\nsize 9\n"
+    )
+    with pytest.raises(BadInput, match="is a Git LFS pointer"):
+        load_model(str(tmp_path))
+
+
+def test_a_header_beyond_reason_is_not_read(tmp_path: Path) -> None:
+    path = folder(tmp_path) / "model.safetensors"
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", 77 << 20))
+        file.truncate(100 << 20)  # sparse: no bytes are written
+    model = load_model(str(tmp_path))
+    assert not model.spec.exact_weights
+    assert model.has_weights
+    assert model.spec.doubts[-1].endswith("a header of 77 MiB is not read here: sizes go by config.json")
+
+
 # -- the hub, by metadata only ---------------------------------------------------------------------
 
 
@@ -226,10 +314,10 @@ def test_a_hub_id_without_safetensors_goes_by_its_config(
 
 
 def test_offline_or_unknown_ids_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(name: str, filename: str) -> str:
+    def offline(self: Any, name: str) -> Any:
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", offline)
     with pytest.raises(BadInput, match="model someone/tiny is neither a folder here nor") as caught:
         load_model("someone/tiny")
     assert caught.value.hint == "no route to host"
@@ -242,6 +330,14 @@ def test_what_is_no_hub_id_never_reaches_the_network(name: str, monkeypatch: pyt
         load_model(name)
 
 
+def test_weights_in_another_form_are_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_hub(monkeypatch, tmp_path, huggingface_hub.errors.NotASafetensorsRepoError("none"))
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename="pytorch_model.bin")])
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name: info)
+    model = load_model("someone/tiny")
+    assert (model.has_weights, model.spec.exact_weights) == (True, False)
+
+
 def test_importing_models_loads_no_hub_client() -> None:
     code = "import sys, autotune.models; print('huggingface_hub' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -251,3 +347,44 @@ def test_importing_models_loads_no_hub_client() -> None:
 def test_a_tensor_knows_its_bytes() -> None:
     assert TensorInfo("F4", (3,)).size_bytes == 2
     assert TensorInfo("BF16", ()).size_bytes == 2
+
+
+VL = json.loads((TINY.parent / "qwen2.5-vl-3b-awq" / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "pixels"),
+    [
+        (None, None),
+        ({"max_pixels": 50176}, 50176),
+        ({"size": {"longest_edge": 802816, "shortest_edge": 3136}}, 802816),
+        ({"max_pixels": 50176, "size": {"longest_edge": 802816}}, 50176),
+        ({"max_pixels": "many"}, None),
+        ({"max_pixels": True}, None),
+        ({"max_pixels": -1, "size": 7}, None),
+        ({"max_pixels": 1 << 60}, None),
+        ([1], None),
+        ("not JSON", None),
+    ],
+)
+def test_the_image_processors_own_limit(tmp_path: Path, preprocessor: Any, pixels: int | None) -> None:
+    path = folder(tmp_path, VL)
+    if preprocessor is not None:
+        text = preprocessor if isinstance(preprocessor, str) else json.dumps(preprocessor)
+        (path / "preprocessor_config.json").write_text(text)
+    assert load_model(str(path)).spec.max_pixels == pixels
+
+
+def test_the_encoder_is_profiled_with_the_images_that_the_processor_passes_on() -> None:
+    """S1's images of 50176 pixels are 64 tokens each, not 16384: without that nothing fits on 4 GB."""
+    small = load_model(str(TINY.parent / "qwen2.5-vl-3b-awq"))
+    assert small.spec.max_pixels == 50176
+    large = Path(__file__).parent / "data" / "models" / "qwen25-vl-3b-awq"
+    config, card = LaunchConfig(max_model_len=2048), device_named("3050ti")
+    peaks = [
+        Predictor(spec, "0.28.0").verdict(config, card).ledger.activation
+        for spec in (small.spec, load_model(str(large)).spec)
+    ]
+    assert peaks[0].best < 0.3 * peaks[1].best
+    # What a processor really does was not looked at: nothing is refused by it.
+    assert peaks[0].low <= peaks[1].best

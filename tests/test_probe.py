@@ -154,6 +154,8 @@ class Nvml(types.ModuleType):
         self.count, self.used, self.reserved = count, used, reserved
         self.asked: list[Any] = []
         self.open = 0
+        self.computing: list[tuple[int, int | None]] = [(77, 100 * MIB)]
+        self.reasons = 0
 
     def nvmlInit(self) -> None:
         self.open += 1
@@ -187,6 +189,41 @@ class Nvml(types.ModuleType):
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]:
         return (9, 0)
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> str:
+        return f"GPU-{handle if isinstance(handle, int) else 9:08d}-0000-0000-0000-000000000000"
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int:
+        return 700_000
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: Any, kind: int) -> int:
+        return {1: 1980, 2: 3201}[kind]
+
+    def nvmlDeviceGetApplicationsClock(self, handle: Any, kind: int) -> int:
+        raise self.NVMLError("not supported")
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any) -> int:
+        return 5
+
+    def nvmlDeviceGetMigMode(self, handle: Any) -> list[int]:
+        return [0, 0]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
+        return [types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.computing]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> list[Any]:
+        return [types.SimpleNamespace(pid=5, usedGpuMemory=(1 << 64) - 1)]
+
+    def nvmlSystemGetProcessName(self, pid: int) -> bytes:
+        if pid > 1000:
+            raise self.NVMLError("not found")
+        return b"/usr/lib/xorg/Xorg :0" if pid == 5 else b"/usr/bin/python3"
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int:
+        return self.reasons
+
+    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:
+        return 690_500
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return "580.159.04"
@@ -359,3 +396,92 @@ def test_a_processor_without_bfloat16_is_known_by_its_flags(
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
     assert probe.emulates_bfloat16(tmp_path) is emulated
+
+
+def test_who_holds_a_gpu_is_named_as_far_as_the_driver_tells(nvml: Nvml) -> None:
+    nvml.computing = [(77, 100 * MIB), (2000, 5 * GIB), (78, None)]
+    texts = [holder.text() for holder in probe.holders() or ()]
+    assert texts == [
+        "a process (pid 2000, 5120 MiB)",
+        "python3 (pid 77, 100 MiB)",
+        "Xorg (pid 5)",
+        "python3 (pid 78)",
+    ]
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(
+    ("bits", "causes"),
+    [
+        (0, set()),
+        # Idle, clocks set by a person, sync boost: no trouble.
+        (0x01 | 0x02 | 0x10, set()),
+        (0x04, {"power limit"}),
+        (0x20 | 0x40, {"heat"}),
+        (0x08 | 0x80, {"hardware slowdown", "power supply"}),
+    ],
+)
+def test_why_clocks_are_low(nvml: Nvml, bits: int, causes: set[str]) -> None:
+    nvml.reasons = bits
+    seen = probe.condition()
+    assert seen is not None
+    assert seen.throttled_by == causes
+    assert (seen.power_w, seen.temperature_c) == (690.5, None)
+
+
+def test_a_driver_that_is_silent_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_nvml(monkeypatch)
+    assert probe.holders() is None
+    assert probe.condition() is None
+    assert probe.gpu_facts() == {}
+    assert probe.visible_uuids() == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "visible", "count", "numbers"),
+    [
+        (None, None, 1, [0]),
+        (None, None, 2, [0, 1]),
+        (None, "1,0", 2, [1, 0]),
+        (None, "-1", 1, []),
+        (1, "0", 1, [1]),
+        (None, None, 9, [0, 1]),
+    ],
+)
+def test_the_gpus_that_a_child_uses(
+    nvml: Nvml, gpu: int | None, visible: str | None, count: int, numbers: list[int]
+) -> None:
+    nvml.count = 2
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    uuids = probe.visible_uuids(gpu, env, count=count)
+    assert [int(uuid.split("-")[1]) for uuid in uuids] == numbers
+
+
+STAT = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 10 1 2 100 50 3 4 5 0 0\ncpu1 20 0 0 100 0 0 0 0 0 0\nintr 5\n"
+
+
+def test_work_of_the_allowed_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = machine(tmp_path, {"proc/stat": STAT})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    # user + nice + system + irq + softirq + steal; neither idle nor waiting for a disk.
+    assert probe.processor_ticks(root) == 10 + 1 + 2 + 3 + 4 + 5
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert probe.processor_ticks(root) == 25 + 20
+    assert probe.processor_ticks(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("release", "platform_name", "wsl"),
+    [
+        ("6.6.87.2-microsoft-standard-WSL2", "wsl2", "6.6.87.2"),
+        ("6.8.0-45-generic", "linux", "no"),
+    ],
+)
+def test_wsl_is_told_by_its_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, platform_name: str, wsl: str
+) -> None:
+    monkeypatch.setattr("platform.release", lambda: release)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    root = machine(tmp_path, {"etc/os-release": 'NAME=x\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n'})
+    found = probe.machine_facts(root)
+    assert (found["platform"], found["wsl"], found["os"]) == (platform_name, wsl, "Ubuntu 24.04.1 LTS")

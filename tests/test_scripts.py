@@ -106,5 +106,7 @@ def test_the_wheel_carries_the_search_spaces(tmp_path: Path) -> None:
     import zipfile
 
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    assert {f"autotune/search_spaces/{name}.yaml" for name in ("cpu", "default", "small-card")} <= set(names)
+    assert {f"autotune/search_spaces/{name}.yaml" for name in ("cpu", "small-card", "scan-seqs")} <= set(
+        names
+    )
     assert "autotune/py.typed" in names

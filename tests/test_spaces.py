@@ -77,6 +77,28 @@ def test_float_steps_do_not_drift(tmp_path: Path) -> None:
             "options: {max_num_seqs: {values: [1]}}\nfixed: {max_num_seqs: 2}",
             "fixed.max_num_seqs: is also",
         ),
+        ("fixed: {5: 1}", "fixed.5: unknown option 5"),
+        ("fixed: {dtype: }", "fixed.dtype: is empty"),
+        # YAML 1.1 reads `no` as false.
+        ("fixed: {kv_cache_dtype: no}", "fixed.kv_cache_dtype: kv_cache_dtype must be text, not False"),
+        ("options: {5: {values: [1]}}", "options.5: is not known here"),
+        ("options: {max_num_seqs: {values: [1], reason: [a]}}", "options.max_num_seqs.reason: must be text"),
+        ("name: [a]\noptions: {max_num_seqs: {values: [1]}}", "name: must be a short text"),
+        (
+            "options: {max_num_seqs: {low: 1, high: .inf, step: 1}}",
+            "options.max_num_seqs.high: must be a finite",
+        ),
+        (
+            "options: {max_num_seqs: {low: .nan, high: 4, step: 1}}",
+            "options.max_num_seqs.low: must be a finite",
+        ),
+        (f"options: {{max_num_seqs: {{low: 1, high: {'9' * 4000}, step: 1}}}}", "must be a finite"),
+        (
+            "options: {max_num_seqs: {low: 1, high: 4, step: 1.0e-320}}",
+            "options.max_num_seqs.step: gives inf",
+        ),
+        (f"options: {{max_num_seqs: {{values: {list(range(1, 2000))}}}}}", "has 1999 values, more than 1000"),
+        (f"options: {{max_num_seqs: {{values: [{'9' * 4000}]}}}}", "is absurdly large"),
         ("optons: {}", "optons: is not known here"),
         ("options: {}", "options: is empty"),
         ("[1, 2]", "the document: must be a mapping"),
@@ -89,6 +111,17 @@ def test_a_bad_field_is_named_by_its_path(tmp_path: Path, text: str, said: str) 
         load_space(write(tmp_path, text), target_len=512)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+def test_a_mapping_in_a_space_file_is_the_json_that_vllm_takes(tmp_path: Path) -> None:
+    path = write(tmp_path, "options: {max_num_seqs: {values: [1]}}\nfixed: {limit_mm_per_prompt: {image: 1}}")
+    assert load_space(path, target_len=8).fixed == {"limit_mm_per_prompt": '{"image": 1}'}
+
+
+def test_a_device_is_no_space_file() -> None:
+    with pytest.raises(BadInput, match="not a regular file"):
+        load_space("/dev/zero", target_len=8)
 
 
 def test_a_missing_file_and_an_unknown_name_are_said(tmp_path: Path) -> None:
@@ -117,6 +150,18 @@ def test_a_fixed_option_is_no_longer_searched() -> None:
         (["max_num_seqs=8", "--block-size=32"], {"max_num_seqs": 8, "block_size": 32}),
         (["gpu_memory_utilization=0.5", "gpu_memory_utilization=0.50"], {"gpu_memory_utilization": 0.5}),
         (["dtype=float32", "enforce_eager=true"], {"dtype": "float32", "enforce_eager": True}),
+        # Texts stay as they are written: YAML reads the first as false and the second as a mapping.
+        (["kv_cache_dtype=no"], {"kv_cache_dtype": "no"}),
+        (['limit_mm_per_prompt={"image": 1}'], {"limit_mm_per_prompt": '{"image": 1}'}),
+        (["limit_mm_per_prompt={image: 1}"], {"limit_mm_per_prompt": '{"image": 1}'}),
+        (["limit_mm_per_prompt=image=1"], {"limit_mm_per_prompt": "image=1"}),
+        (["kv_cache_dtype='fp8'"], {"kv_cache_dtype": "fp8"}),
+        (["cudagraph_capture_sizes=[1, 2]"], {"cudagraph_capture_sizes": "[1, 2]"}),
+        (
+            ["max_model_len=32k", "kv_cache_memory=1G"],
+            {"max_model_len": 32000, "kv_cache_memory_bytes": 1 << 30},
+        ),
+        (["device-memory-utilization=0.5"], {"gpu_memory_utilization": 0.5}),
     ],
 )
 def test_settings_are_options_in_their_own_types(texts: list[str], options: dict) -> None:
@@ -133,6 +178,11 @@ def test_settings_are_options_in_their_own_types(texts: list[str], options: dict
         (["gpu_memory_utilization=0"], "above 0 and at most 1"),
         (["max_num_seqs=.nan"], "finite"),
         (["max_num_seqs=[1"], "must be a number"),
+        (["max_num_seqs="], "has no value"),
+        (["dtype="], "has no value"),
+        (["max_num_seqs=null"], "has no value"),
+        (["max_num_seqs=" + "9" * 5000], "must be a number"),
+        (["x" * 5000], "not of the form"),
     ],
 )
 def test_bad_settings_are_refused(texts: list[str], said: str) -> None:
@@ -144,6 +194,7 @@ def test_bad_settings_are_refused(texts: list[str], said: str) -> None:
     ("options", "said"),
     [
         ({"max_model_len": 256}, "below --target-len 512"),
+        ({"max_model_len": -1}, "a search needs the length"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 16}, "max_num_batched_tokens=8 is below"),
         ({"max_model_len": 512, "max_num_batched_tokens": 16, "max_num_seqs": 16}, None),
     ],

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from autotune import __version__
+from autotune import __version__, redact
 from autotune.errors import AutotuneError
 
 #: Command -> module and its one line of help, so that `--help` imports none of the modules.
@@ -16,6 +16,14 @@ _COMMANDS = {
         "autotune.cli.search",
         "Find the fastest vLLM launch configuration for one model on one device.",
     ),
+    "scan": ("autotune.cli.scan", "Launch a list of configurations, or one option swept, and show a table."),
+    "explain": ("autotune.cli.explain", "Say why a vLLM server did not start, from its log, and what helps."),
+    "check": ("autotune.cli.check", "Say whether one vLLM configuration would start, and where memory goes."),
+    "blocks": ("autotune.cli.blocks", "Show what the KV block size does, and what a pool is bound by."),
+    "simulate": ("autotune.cli.simulate", "Simulate a KV pool and batching policies side by side."),
+    "export": ("autotune.cli.export", "Write a run's best configuration as a file that a deployment needs."),
+    "report": ("autotune.cli.report", "Write a run as one HTML page: figures, memory, launches, doubts."),
+    "doctor": ("autotune.cli.doctor", "Say what this machine offers to vLLM, and what will bite."),
 }
 
 
@@ -59,9 +67,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         code = cli.main(args=argv, prog_name="autotune", standalone_mode=False)
     except AutotuneError as error:
-        click.echo(f"autotune: {error.message}", err=True)
+        click.echo(f"autotune: {redact.clean(error.message)}", err=True)
         if error.hint:
-            click.echo(f"  {error.hint}", err=True)
+            click.echo(f"  {redact.clean(error.hint)}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
+import click
 
-from autotune.core.launch import OPTION_NAMES, SEARCHED, check_option
-from autotune.core.workload import Shape, Workload
+from autotune.core.launch import ALIASES, FLAGS, OPTION_NAMES, SEARCHED, check_option, is_text_option
 from autotune.errors import BadInput
+
+if TYPE_CHECKING:
+    from autotune.core.workload import Shape
 
 #: Options that autotune itself gives to every server, or that would take the server out of its hands.
 _OURS = {
@@ -28,9 +31,10 @@ _OURS = {
 }
 _ALLOWED_OURS = {"--tokenizer", "--load-format"}
 #: vLLM's short forms of options that change memory.
-_SHORT_FLAGS = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-q": "quantization"}
-#: Options of vLLM that hold a boolean: given as a bare flag.
-_FLAGS = {"enforce_eager", "language_model_only"}
+_SHORT_FLAGS = {
+    "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-q": "quantization",
+    "-O": "optimization_level",
+}  # fmt: skip
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
@@ -47,11 +51,47 @@ class Passthrough:
     rest: tuple[str, ...]
 
 
-def parse_passthrough(words: Sequence[str], *, trusted: Mapping[str, Any]) -> Passthrough:
+def vllm_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a click command every option of LaunchConfig, spelt as vLLM spells it.
+
+    Values arrive as texts (flags as True, False or None), which `check_option` reads.
+    """
+    shorts = {name: flag for flag, name in _SHORT_FLAGS.items()}
+    # `tp` and `pp` are the short forms already.
+    others = {name: f"--{_dashed(alias)}" for alias, name in ALIASES.items() if len(alias) > 2}
+    for name in reversed(OPTION_NAMES):
+        flag = f"--{_dashed(name)}"
+        names = [name, *([shorts[name]] if name in shorts else [])]
+        if name in FLAGS:
+            option = click.option(f"{flag}/--no-{_dashed(name)}", *names, default=None)
+        else:
+            names += [others[name]] if name in others else []
+            metavar = "TEXT" if is_text_option(name) else "N"
+            option = click.option(flag, *names, metavar=metavar, help=_HELP.get(name))
+        command = option(command)
+    return command
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+_HELP = {
+    "max_model_len": "Also 8k (8000), 8K (8192) or auto.",
+    "max_num_batched_tokens": "Also 8k or 8K.",
+    "kv_cache_memory_bytes": "Also 2g or 2G.",
+    "limit_mm_per_prompt": "JSON, or image=1.",
+}
+
+
+def parse_passthrough(
+    words: Sequence[str], *, trusted: Mapping[str, Any], searching: bool = True
+) -> Passthrough:
     """Splits `-- <any vLLM option>` into what the ledger must know and the rest.
 
     Args:
-        trusted: options fixed with --set, which the same option after -- may not contradict.
+        trusted: options given elsewhere (--set), which the same option after -- may not contradict.
+        searching: False for a command that starts nothing: no option is out of bounds then.
 
     Raises:
         BadInput: an option that autotune searches or gives itself, or a value that contradicts --set.
@@ -62,40 +102,45 @@ def parse_passthrough(words: Sequence[str], *, trusted: Mapping[str, Any]) -> Pa
     while position < len(words):
         word = words[position]
         position += 1
+        if re.fullmatch(r"-O=?\d", word):  # vLLM's own glued form
+            word = f"-O={word[-1]}"
         flag, sign, inline = word.partition("=")
         name = flag.lstrip("-").replace("-", "_")
-        name = _SHORT_FLAGS.get(flag, name)
+        name = _SHORT_FLAGS.get(flag, ALIASES.get(name, name))
         dashed = "--" + name.replace("_", "-")
         if not flag.startswith("-") or name not in OPTION_NAMES:
-            if flag.startswith("-") and dashed in _OURS and dashed not in _ALLOWED_OURS:
+            negated = name.removeprefix("no_")
+            if flag.startswith("--no") and negated in FLAGS:
+                options[negated] = False
+                continue
+            if searching and flag.startswith("-") and dashed in _OURS and dashed not in _ALLOWED_OURS:
                 raise BadInput(f"{dashed} after --: {_OURS[dashed]}")
             rest.append(word)
             continue
-        if name in SEARCHED:
+        if searching and name in SEARCHED:
             raise BadInput(
                 f"{dashed} after --: it is one of the searched options",
                 hint=f"fix it with --set {name}=VALUE",
             )
         value: Any
-        if name in _FLAGS:
-            value = not sign or inline.lower() in ("true", "1")
+        if name in FLAGS:
+            value = inline if sign else True
         elif sign:
             value = inline
+        elif name == "cudagraph_capture_sizes":  # the one option of several words
+            sizes = list(itertools.takewhile(str.isdigit, words[position:]))
+            value = " ".join(sizes)
+            position += len(sizes)
         elif position < len(words):
             value = words[position]
             position += 1
         else:
             raise BadInput(f"{dashed} after --: its value is missing")
-        options[name] = check_option(name, _typed(value))
+        options[name] = check_option(name, value)
         if name in trusted and trusted[name] != options[name]:
-            raise BadInput(f"{name} is {trusted[name]} by --set and {options[name]} after --")
+            before = "by --set" if searching else "before --"
+            raise BadInput(f"{name} is {trusted[name]} {before} and {options[name]} after --")
     return Passthrough(options, tuple(rest))
-
-
-def _typed(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"\d+", value):
-        return int(value)
-    return value
 
 
 def parse_seconds(text: str | None, option: str) -> float | None:
@@ -106,10 +151,32 @@ def parse_seconds(text: str | None, option: str) -> float | None:
     """
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    # Nine digits of seconds are thirty years.
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([smh]?)", text.strip())
     if not match or float(match[1]) == 0:
         raise BadInput(f"{option} {text!r} is not a time such as 90s, 30m or 2h")
     return float(match[1]) * _UNITS_S[match[2]]
+
+
+def finite(_context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """A click callback: NaN passes click's own range check.
+
+    Raises:
+        click.BadParameter: not a number.
+    """
+    if value is not None and value != value:
+        raise click.BadParameter("not a number", param=parameter)
+    return value
+
+
+def check_storage(url: str | None) -> None:
+    """Refuses a storage that forgets.
+
+    Raises:
+        BadInput: an SQLite URL without a file: each process would have a database of its own in memory.
+    """
+    if url is not None and re.fullmatch(r"sqlite(\+\w+)?:/{0,3}(:memory:)?", url.strip()):
+        raise BadInput(f"--storage {url} names no file", hint="e.g. sqlite:///study.db")
 
 
 def parse_environment(settings: Sequence[str]) -> dict[str, str]:
@@ -142,12 +209,20 @@ def parse_workload(
         BadInput: the file is wrong, numbers are given beside a file, or a request is longer than the
             target.
     """
+    # Imported here: it brings numpy, which `--help` must not pay for.
+    from autotune.core.workload import Shape
+    from autotune.traces import load_workload
+
     shapes: tuple[Shape, ...] | None = None
     if file is not None:
-        if any(number is not None for number in (concurrency, input_len, output_len)):
+        trace = file.suffix.lower() == ".jsonl"
+        if input_len is not None or output_len is not None or (concurrency is not None and not trace):
             raise BadInput("--workload already gives concurrency and lengths")
-        workload = _workload_file(file)
-        concurrency, shapes = workload.concurrency, workload.shapes
+        workload = load_workload(file, concurrency=concurrency)
+        # All trials are measured under one closed loop: of arrival times only the order is left.
+        shapes = tuple(replace(shape, arrival_s=None) for shape in workload.shapes)
+        if not workload.arrivals:
+            concurrency = workload.concurrency
     elif input_len is not None or output_len is not None:
         full_in = input_len if input_len is not None else target_len - (output_len or 0)
         full_out = output_len if output_len is not None else target_len - full_in
@@ -158,33 +233,3 @@ def parse_workload(
     if longest > target_len:
         raise BadInput(f"the longest request has {longest} tokens, more than --target-len {target_len}")
     return concurrency, shapes
-
-
-def _workload_file(path: Path) -> Workload:
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"cannot read workload {path}: {error.strerror}") from None
-    except (ValueError, RecursionError, yaml.YAMLError):
-        raise BadInput(f"workload {path}: not valid YAML") from None
-    if not isinstance(document, dict):
-        raise BadInput(f"workload {path}: must be a mapping with concurrency and shapes")
-    shapes = document.get("shapes")
-    if not isinstance(shapes, list) or not shapes:
-        raise BadInput(f"workload {path}: shapes: must be a list with at least one entry")
-    parsed = []
-    for position, shape in enumerate(shapes):
-        if not isinstance(shape, dict):
-            raise BadInput(f"workload {path}: shapes[{position}]: must be a mapping")
-        numbers = []
-        for name, default in (("input_tokens", None), ("output_tokens", None), ("weight", 1.0)):
-            value = shape.get(name, default)
-            # 2^30 tokens or parts is more than any request has; it also keeps infinities out.
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1 << 30:
-                raise BadInput(f"workload {path}: shapes[{position}].{name}: must be a number above 0")
-            numbers.append(value)
-        parsed.append(Shape(int(numbers[0]), int(numbers[1]), float(numbers[2])))
-    clients = document.get("concurrency")
-    if isinstance(clients, bool) or not isinstance(clients, int) or not 1 <= clients <= 4096:
-        raise BadInput(f"workload {path}: concurrency: must be a whole number from 1 to 4096")
-    return Workload(clients, tuple(parsed))

@@ -8,6 +8,7 @@ import time
 from rich.console import Console
 from rich.status import Status
 
+from autotune import redact
 from autotune.search.events import Listener
 from autotune.search.trial import Trial
 
@@ -15,8 +16,10 @@ from autotune.search.trial import Trial
 class SearchView(Listener):
     """Shows launch n of m, what is happening, the time left and the best so far."""
 
-    def __init__(self, console: Console, budget_s: float | None = None) -> None:
+    def __init__(self, console: Console, budget_s: float | None = None, *, measured: bool = True) -> None:
         self._console = console
+        #: Stands beside every rate that nobody measured.
+        self._predicted = "" if measured else " predicted"
         self._budget_s = budget_s
         self._opened_s = time.monotonic()
         self._status: Status | None = None
@@ -51,7 +54,11 @@ class SearchView(Listener):
         self._launch, self._max, self._began_s = launch, max_launches, time.monotonic()
         self._head = f"launch {launch} of {max_launches}"
         self._last_phase = ""
-        self._print(f"{self._head} ({trial.purpose}): {trial.config.text()}")
+        self._print(f"{self._head} ({self.label(trial)}): {trial.config.text()}")
+
+    def label(self, trial: Trial) -> str:
+        """What stands beside the number of a launch."""
+        return trial.purpose
 
     def phase(self, text: str) -> None:
         if self._status:
@@ -71,7 +78,7 @@ class SearchView(Listener):
         self._best = max(self._best or 0.0, rate)
         pool = trial.facts.kv_tokens
         room = f", KV pool {pool} tokens" if pool else ""
-        self._print(f"  {rate:.2f} tok/s{room}, {trial.seconds:.0f} s")
+        self._print(f"  {rate:.2f} tok/s{self._predicted}{room}, {trial.seconds:.0f} s")
 
     def _left(self) -> str:
         """`, about 3 min left`, once a launch has been timed."""
@@ -85,7 +92,7 @@ class SearchView(Listener):
         return f", about {left_s / 60:.0f} min left" if left_s >= 90 else f", about {left_s:.0f} s left"
 
     def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(redact.clean(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _kind(phase: str) -> str:

@@ -8,42 +8,52 @@ launch says of weights and of offloading holds in every mode.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.core.causes import components
-from autotune.core.components import Components, difference, limited
+from autotune.core.components import Components, Scale, difference, limited, phases_shift, scale_of, shift
 from autotune.core.device import Device, DeviceKind
+from autotune.core.encoder import EncoderUse
 from autotune.core.facts import Facts
 from autotune.core.interval import Interval
+from autotune.core.joining import joined, merged
 from autotune.core.kv import KvPlan
 from autotune.core.launch import Resolved
 from autotune.core.model import ModelSpec
+from autotune.core.numeric import Number, greatest, where
 from autotune.core.observation import (
     Observation,
     as_run,
     common,
     hull,
     mode_of,
+    most_of_peak,
     moved_bytes,
     non_kv_bytes,
+    on_device_elsewhere,
+    ranks_of,
     rounded,
 )
+from autotune.core.pollution import POLLUTION_BYTES, dirtier_than, overfull, unclean
 from autotune.core.rules import Rules
-from autotune.units import GIB, MIB, mib_text
+from autotune.units import GIB, MIB, gib_text
 
-#: Memory of an earlier process above which a launch is not learnt from (the 4 GB scan: 669 MiB
-#: polluted, 0 clean).
-POLLUTION_BYTES = 64 * MIB
 #: Two launches of one configuration: free memory comes in pages of 2 MiB on CUDA. The CPU worker's
 #: resident size was 0.71 and 0.75 GiB for one configuration, and up to 62 MiB from prediction over
 #: thirteen launches (the kernel takes idle pages back).
 _NOISE_CUDA_BYTES, _NOISE_CPU_BYTES = 3 * MIB, 64 * MIB
+#: 0.28+ measures free memory, which torch takes in segments of 20 MiB: S = 4 instead of 1 cost 20 MiB on
+#: the 4 GB card where the buffers grow by 2. Other launches may differ by half of that.
+_SEGMENT_SLACK_BYTES = 12 * MIB
 #: An offload that moved this share of what was asked, or less, has hit the end of what can move.
 _CAPPED_SHARE = 0.98
 #: Distinct configurations kept per mode, the latest ones: more add time to every verdict, not knowledge.
 _KEPT = 8
+_SAME = Interval.exact(1.0)
+
+__all__ = ["POLLUTION_BYTES", "Calibration", "Tightened"]
 
 
 @dataclass(frozen=True)
@@ -51,12 +61,12 @@ class Calibration:
     """Launches seen. Immutable: `learn` returns another one.
 
     Attributes:
-        kv_ratio: observed bytes per block over the model's, 1 when they agree.
+        kv_ratios: per model key, observed bytes per block over the model's where they do not agree.
         notes: plain sentences: what was left out, and what contradicted the arithmetic.
     """
 
     observations: tuple[Observation, ...] = ()
-    kv_ratio: Interval = field(default_factory=lambda: Interval.exact(1.0))
+    kv_ratios: tuple[tuple[str, Interval], ...] = ()
     notes: tuple[str, ...] = ()
 
     def learn(
@@ -69,6 +79,7 @@ class Calibration:
         rules: Rules | None = None,
         plan: KvPlan | None = None,
         tower_share: Interval | None = None,
+        encoder: EncoderUse | None = None,
     ) -> Calibration:
         """Takes one launch in, started or refused (a negative pool is a figure like any other).
 
@@ -77,49 +88,63 @@ class Calibration:
             device: as it was before the launch.
             rules: of its vLLM version; the newest known by default.
             plan: its KV plan; without it exact block counts are not used.
-            tower_share: as in `components`.
+            tower_share, encoder: as in `components`.
         """
-        polluted = max(facts.polluted_by_bytes or 0, device.polluted_by_bytes)
-        if polluted > POLLUTION_BYTES:
-            return self._note(
-                f"device not clean before the launch: {mib_text(polluted)} of an earlier process "
-                "in use; not learnt from"
-            )
         rules = rules or Rules()
         if facts.block_size is not None and facts.block_size != resolved.block_size:
             plan = None  # counted in other blocks than ours
         resolved = as_run(resolved, facts)
-        share = {} if tower_share is None else {"tower_share": tower_share}
-        parts = components(resolved, model, device, rules, **share)
-        offloaded = moved_bytes(resolved, facts)
-        weights = rounded(facts.weights_bytes)
-        # On the CPU backend the line reads node-wide memory, which other programs move.
-        if device.kind is DeviceKind.CPU:
-            weights = None
-        elif weights is not None and resolved.cpu_offload_gb:
-            weights = weights + (offloaded if offloaded is not None else parts.offloaded)
+        use = encoder or EncoderUse(built=tower_share or _SAME)
+        parts = components(resolved, model, device, rules, encoder=use)
         non_kv, ratio, said = non_kv_bytes(resolved, device, facts, rules, plan)
+        # On the CPU backend the line reads node-wide memory, which other programs move.
+        cpu = device.kind is DeviceKind.CPU
         observation = Observation(
             model_key=model.key,
             mode=mode_of(resolved, device, rules),
             resolved=resolved,
             parts=parts,
-            noise_bytes=_NOISE_CPU_BYTES if device.kind is DeviceKind.CPU else _NOISE_CUDA_BYTES,
+            noise_bytes=_NOISE_CPU_BYTES if cpu else _NOISE_CUDA_BYTES,
+            slack_bytes=_SEGMENT_SLACK_BYTES if rules.drop_formula and not cpu else 0.0,
             non_kv=non_kv,
-            weights=weights,
-            offloaded=offloaded,
-            activation=rounded(facts.activation_bytes),
-            non_torch=rounded(facts.non_torch_bytes),
+            weights=None if cpu else rounded(facts.weights_bytes),
+            offloaded=moved_bytes(resolved, facts),
+            activation=rounded(_positive(facts.activation_bytes)),
+            non_torch=rounded(_positive(facts.non_torch_bytes)),
             cudagraph=rounded(facts.cudagraph_bytes),
+            # A node's use is that of all its programs, which the CPU backend does not count.
+            used_bytes=None if cpu else device.used_bytes,
         )
-        if all(value is None for value in (non_kv, weights, offloaded, observation.activation)):
-            return self
-        learnt = replace(self, observations=_kept(self.observations, observation))
+        observation = replace(observation, peak_high=most_of_peak(observation))
+        left_out = self._left_out(observation, device, facts, model)
+        if left_out is not None:
+            return self._note(left_out)
+        said += _contradictions(observation, facts, plan)
+        bearing = (non_kv, observation.weights, observation.offloaded, observation.activation)
+        if all(value is None for value in bearing):
+            return self._note(*said)
+        kept, dropped = dirtier_than(observation, self.observations)
+        said += dropped
+        learnt = replace(self, observations=_kept(kept, observation))
         if ratio is not None:
-            learnt = replace(learnt, kv_ratio=hull(learnt.kv_ratio, Interval.exact(ratio)))
+            ratios = dict(learnt.kv_ratios)
+            ratios[model.key] = hull(ratios.get(model.key, _SAME), Interval.exact(ratio))
+            learnt = replace(learnt, kv_ratios=tuple(ratios.items()))
         if model.key + observation.mode in learnt._contradicted - self._contradicted:
             said.append("launches of this mode contradict each other: bounds are widened to hold them all")
         return learnt._note(*said)
+
+    def kv_ratio(self, model: ModelSpec) -> Interval:
+        """Observed bytes per block over the model's; exactly 1 when they agree."""
+        return dict(self.kv_ratios).get(model.key, _SAME)
+
+    def _left_out(
+        self, observation: Observation, device: Device, facts: Facts, model: ModelSpec
+    ) -> str | None:
+        """Why a launch is not learnt from, or None."""
+        known = self.tighten(observation.parts, observation.resolved, model, observation.mode)
+        reason = unclean(observation, device, facts, known, self.observations)
+        return reason or overfull(observation, device)
 
     def _note(self, *notes: str) -> Calibration:
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
@@ -128,34 +153,49 @@ class Calibration:
         """The causes of one configuration with everything learnt, and non-KV as a whole."""
         known = [o for o in self.observations if o.model_key == model.key]
         if not known:
-            return Tightened(prior, prior.activation, prior.non_torch, prior.cudagraph, prior.non_kv, 0)
+            return Tightened(
+                prior, prior.on_device, prior.activation, prior.non_torch, prior.cudagraph, prior.non_kv, 0
+            )
         offloaded = prior.offloaded
         for seen in known:
             offloaded = _narrow_offload(offloaded, resolved, seen)
-        weights = common(
+        parts = replace(prior, offloaded=offloaded)
+        on_device = common(
             [
-                seen.weights + _shift(prior.weights, seen.parts.weights)
+                value
                 for seen in known
-                if seen.weights is not None
+                if ranks_of(seen.resolved) == ranks_of(resolved)
+                and (value := on_device_elsewhere(seen, parts, same_offload=_same_offload(resolved, seen)))
+                is not None
             ]
         )
-        parts = replace(prior, weights=weights or prior.weights, offloaded=offloaded)
         same = [o for o in known if o.mode == mode]
-        for seen in same:
-            if seen.activation is not None:
-                parts = limited(parts, seen.parts, seen.activation)
-        activation = self._cause(same, "activation", lambda seen: _phase_shift(parts, seen))
-        non_torch = self._cause(same, "non_torch", lambda seen: _shift(prior.non_torch, seen.parts.non_torch))
-        graphs = self._cause(same, "cudagraph", lambda seen: _shift(prior.cudagraph, seen.parts.cudagraph))
-        # Phases are limited for the difference only by what the observed launch itself showed.
-        totals = [self._total(parts, prior, resolved, seen) for seen in same if seen.non_kv is not None]
+        scale, shown = self._modes.get((model.key, mode), (Scale(), {}))
+        parts = limited(parts, scale)
+        activation = _cause(same, "activation", lambda seen: phases_shift(parts, shown[seen.place]))
+        non_torch = _cause(same, "non_torch", lambda seen: shift(prior.non_torch, seen.parts.non_torch))
+        graphs = _cause(same, "cudagraph", lambda seen: shift(prior.cudagraph, seen.parts.cudagraph))
+        known_totals = [seen for seen in same if seen.non_kv is not None]
+        totals = [_total(parts, shown[seen.place], resolved, seen) for seen in known_totals]
         activation, non_torch = activation or parts.activation, non_torch or prior.non_torch
-        graphs = graphs or prior.cudagraph
+        graphs, on_device = graphs or prior.cudagraph, on_device or parts.on_device
         if not totals:
-            whole = Interval.sum([parts.on_device, activation, non_torch, graphs])
+            whole = Interval.sum([on_device, activation, non_torch, graphs])
         else:
-            whole = _joined(totals, agree=model.key + mode not in self._contradicted)
-        return Tightened(parts, activation, non_torch, graphs, whole, len(totals))
+            agree = model.key + mode not in self._contradicted
+            whole = joined(totals, [seen.times for seen in known_totals], agree=agree)
+        gain = 0.0 if scale.warm else _warm_gain(prior, activation, known_totals)
+        return Tightened(parts, on_device, activation, non_torch, graphs, whole, len(totals), gain)
+
+    @cached_property
+    def _modes(self) -> dict[tuple[str, str], tuple[Scale, dict[Resolved, Components]]]:
+        """By model and mode: how far its launches narrow the phases, and the causes of each by its place."""
+        found = {}
+        for key in {(o.model_key, o.mode) for o in self.observations}:
+            same = [o for o in self.observations if (o.model_key, o.mode) == key]
+            scale = _scale(same)
+            found[key] = (scale, {o.place: limited(o.told, scale) for o in same})
+        return found
 
     @cached_property
     def _contradicted(self) -> frozenset[str]:
@@ -166,67 +206,97 @@ class Calibration:
                 found.add(seen.model_key + seen.mode)
         return frozenset(found)
 
-    @staticmethod
-    def _cause(
-        same: list[Observation], name: str, shift: Callable[[Observation], Interval]
-    ) -> Interval | None:
-        values = [(seen, getattr(seen, name)) for seen in same]
-        return common([(value + shift(seen)).clamp_low(0.0) for seen, value in values if value is not None])
-
-    @staticmethod
-    def _total(parts: Components, prior: Components, resolved: Resolved, seen: Observation) -> Interval:
-        assert seen.non_kv is not None
-        here = seen.parts
-        if seen.offloaded is not None:
-            here = replace(here, offloaded=seen.offloaded)
-        there = replace(parts, weights=prior.weights)
-        if seen.activation is not None:
-            here = limited(here, here, seen.activation)
-        same_offload = resolved.cpu_offload_gb == seen.resolved.cpu_offload_gb
-        moved = difference(there, here, same_offload=same_offload)
-        noise = seen.noise_bytes
-        return seen.non_kv + moved + Interval(-noise, 0.0, noise)
-
 
 @dataclass(frozen=True)
 class Tightened:
-    """Components after calibration; `launches` is how many launches of this mode bear on non-KV."""
+    """Components after calibration.
+
+    Attributes:
+        launches: how many launches of this mode bear on non-KV.
+        warm_gain: by how much non-KV may be lower than theirs when the compile cache is warm.
+    """
 
     parts: Components
+    on_device: Interval
     activation: Interval
     non_torch: Interval
     cudagraph: Interval
     non_kv: Interval
     launches: int
+    warm_gain: Number = 0.0
 
 
-def _joined(totals: list[Interval], *, agree: bool) -> Interval:
-    """Where all launches agree, or all that any of them allows when they contradict each other.
+def _positive(value: int | None) -> int | None:
+    """None for a figure below zero: what others moved while vLLM measured says nothing of the launch."""
+    return value if value is None or value > 0 else None
 
-    Which of the two is a matter of the launches, not of the configuration asked about: else one
-    more token could make the bounds jump back. For the same reason two that agree with each other and
-    part just here are met half-way instead of joined.
+
+def _warm_gain(prior: Components, activation: Interval, seen: Sequence[Observation]) -> Number:
+    """Launches that compiled say nothing of a warm cache, which was never measured: it must not be
+    refused what only compiling has no room for.
     """
-    lows, highs = [t.low for t in totals], [t.high for t in totals]
-    best = sum(t.best for t in totals) / len(totals)
-    if agree:
-        low, high = min(max(lows), min(highs)), max(max(lows), min(highs))
-    else:
-        low, high = min(lows), max(highs)
-    return Interval(low, min(max(best, low), high), high)
+    if prior.forward is None or not seen:
+        return 0.0
+    compiled = any(
+        o.activation is not None and o.parts.forward is not None and o.activation.low > o.parts.forward.high
+        for o in seen
+    )
+    gain = greatest(0.0, activation.best - prior.forward.low)
+    return gain if compiled else where(prior.layers.best > prior.forward.best, gain, 0.0)
+
+
+def _scale(same: Sequence[Observation]) -> Scale:
+    return scale_of([(o.parts, o.peak_high) for o in same if o.peak_high is not None])
+
+
+def _cause(same: list[Observation], name: str, moved: Callable[[Observation], Interval]) -> Interval | None:
+    values = [(seen, getattr(seen, name)) for seen in same]
+    return common([(value + moved(seen)).clamp_low(0.0) for seen, value in values if value is not None])
+
+
+def _same_offload(resolved: Resolved, seen: Observation) -> bool:
+    return bool(resolved.cpu_offload_gb == seen.resolved.cpu_offload_gb)
+
+
+def _total(parts: Components, here: Components, resolved: Resolved, seen: Observation) -> Interval:
+    """Non-KV by one launch: its own, and what the causes differ by."""
+    assert seen.non_kv is not None
+    moved = difference(parts, here, same_offload=_same_offload(resolved, seen))
+    noise: Number = seen.noise_bytes
+    if seen.slack_bytes:
+        noise = noise + 2 * seen.slack_bytes * (resolved.max_num_seqs != seen.resolved.max_num_seqs)
+    return seen.non_kv + moved + Interval(-noise, 0.0 * noise, noise)
 
 
 def _fit(seen: Observation, other: Observation) -> bool:
     """True when what one launch says of the other is what the other said."""
     if seen.non_kv is None or other.non_kv is None:
         return True
-    here, there = (
-        o.parts if o.offloaded is None else replace(o.parts, offloaded=o.offloaded) for o in (seen, other)
-    )
-    same_offload = seen.resolved.cpu_offload_gb == other.resolved.cpu_offload_gb
-    said = seen.non_kv + difference(there, here, same_offload=same_offload)
-    noise = seen.noise_bytes + other.noise_bytes
-    return said.low - noise <= other.non_kv.high and other.non_kv.low <= said.high + noise
+    scale = _scale([seen, other])
+    there, here = limited(other.told, scale), limited(seen.told, scale)
+    said = seen.non_kv + difference(there, here, same_offload=_same_offload(other.resolved, seen))
+    noise = seen.noise_bytes + other.noise_bytes + seen.slack_bytes + other.slack_bytes
+    return bool(said.low - noise <= other.non_kv.high and other.non_kv.low <= said.high + noise)
+
+
+def _contradictions(seen: Observation, facts: Facts, plan: KvPlan | None) -> list[str]:
+    """Figures of one launch that the model cannot give, whatever the scale of its causes."""
+    said = []
+    if seen.weights is not None and seen.offloaded is None and not seen.resolved.cpu_offload_gb:
+        expected = seen.parts.on_device
+        if seen.weights.low > expected.high * 1.02 or seen.weights.high < expected.low * 0.98:
+            said.append(
+                f"weights of {gib_text(seen.weights.best)} contradict the model's {gib_text(expected.best)}"
+            )
+    if facts.kv_needed_bytes and plan is not None and plan.exact:
+        ratio = facts.kv_needed_bytes / max(1.0, plan.needed_bytes.best)
+        slack = 0.01 + 0.01 * GIB / facts.kv_needed_bytes
+        if not 1 - slack <= ratio <= 1 + slack:
+            said.append(
+                f"bytes per token off by {ratio:.3g}: one sequence needs {gib_text(facts.kv_needed_bytes)}, "
+                f"{gib_text(plan.needed_bytes.best)} expected; stop trusting this architecture"
+            )
+    return said
 
 
 def _narrow_offload(prior: Interval, resolved: Resolved, seen: Observation) -> Interval:
@@ -251,29 +321,8 @@ def _kept(before: tuple[Observation, ...], new: Observation) -> tuple[Observatio
     """All launches with one configuration become one; per mode the latest stay."""
     same = [o for o in before if (o.model_key, o.mode, o.place) == (new.model_key, new.mode, new.place)]
     others = [o for o in before if o not in same]
-    if same and same[0].non_kv is not None and new.non_kv is not None:
-        # Not the intersection: launches of one configuration scatter, and the mean is the better guess.
-        new = replace(new, non_kv=hull(same[0].non_kv, new.non_kv))
+    if same:
+        new = merged(same[0], new)
     mode = [o for o in others if o.mode == new.mode]
     dropped = mode[: max(0, len(mode) - _KEPT + 1)]
     return (*(o for o in others if o not in dropped), new)
-
-
-def _shift(there: Interval, here: Interval) -> Interval:
-    values = (there.low - here.low, there.best - here.best, there.high - here.high)
-    return Interval(min(values), values[1], max(values))
-
-
-def _phase_shift(parts: Components, seen: Observation) -> Interval:
-    here = limited(seen.parts, seen.parts, seen.activation) if seen.activation is not None else seen.parts
-    return difference(
-        replace(
-            parts,
-            weights=here.weights,
-            persistent=here.persistent,
-            base=here.base,
-            cudagraph=here.cudagraph,
-        ),
-        here,
-        same_offload=True,
-    )

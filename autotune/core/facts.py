@@ -40,6 +40,10 @@ class Facts:
     init_s: float | None = None
     #: Bytes in use on the device before the launch above the idle level (0 = clean, None = not known).
     polluted_by_bytes: int | None = None
+    #: Tokens of each of the two requests of the fill test, as asked for and as served; what the server
+    #: started with in between is `max_model_len`.
+    requested_len: int | None = None
+    filled_len: int | None = None
     #: Options that were given and had no effect: name -> evidence.
     ineffective: dict[str, str] = field(default_factory=dict)
 

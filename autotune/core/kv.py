@@ -1,55 +1,106 @@
-"""What the KV cache of one sequence takes: layer kinds, groups, blocks.
+"""What the KV cache of one sequence takes, as vLLM plans it: pages, groups, blocks, needed bytes.
 
-Formulas: sections 4.1, 4.2, 5.1 and 5.2 of vLLM's memory notes (v1/core/kv_cache_utils.py,
-v1/kv_cache_interface.py).
+Formulas: sections 4.1, 4.2, 5.1, 5.2 and 5.4 of vLLM's memory notes (v1/kv_cache_interface.py,
+v1/core/kv_cache_utils.py, platforms/interface.py `_align_hybrid_block_size`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from autotune.core.interval import Interval
+from autotune.core.kv_dtype import KvDtype, kv_dtype
+from autotune.core.kv_groups import Bucket, CannotGroup, Group, PageSpec, group, stages
+from autotune.core.kv_rules import KvRules
+from autotune.core.kv_specs import CHUNKED, FULL, INDEXER, MLA, SLIDING, STATE, AttentionLayers, StateTensor
+from autotune.core.numeric import Number, ceil_div, greatest, least
 
-FULL, SLIDING, MLA, STATE = "full", "sliding", "mla", "state"
+__all__ = [
+    "CHUNKED", "FULL", "INDEXER", "KERNEL_BLOCK", "MLA", "SLIDING", "STATE", "AttentionLayers", "KvDtype",
+    "KvLayout", "KvPlan", "KvRules", "StateTensor", "kv_dtype", "kv_layout", "plan_kv",
+]  # fmt: skip
+
+#: Smallest kernel block of the default backends: 16 on CUDA (section 5.4).
+KERNEL_BLOCK = 16
 
 
 @dataclass(frozen=True)
-class AttentionLayers:
-    """`layers` layers that keep the same thing per token.
+class KvLayout:
+    """How blocks are shared by layers: all that does not depend on length or batch.
 
     Attributes:
-        kind: "full", "sliding", "mla", or "state" (Mamba, linear attention: a fixed size per sequence).
-        kv_heads: heads of keys and values before sharding; 1 for MLA, which is not sharded.
-        width: elements per head and token: key plus value size; for MLA the latent plus the rope part.
-        window: tokens a sliding layer looks back, else None.
+        groups: layers that share a block table.
+        stage_bytes: bytes per block of each pipeline stage.
+        token_bytes: bytes per token on the stage that keeps most, windows ignored.
+        block_size: tokens per block of the attention layers, after vLLM's own changes.
+        exact: False when the planner's layout is not known here; `groups` then holds attention alone.
+        layers: each kind as its layers ask for it, before it is grouped.
+        tables: the specs of `groups` and how many groups have each.
     """
 
-    kind: str
-    layers: int
-    kv_heads: int
-    width: int
-    window: int | None = None
+    groups: tuple[Group, ...]
+    layers: tuple[Bucket, ...]
+    tables: tuple[tuple[PageSpec, int], ...]
+    stage_bytes: tuple[int, ...]
+    stage_bounds: tuple[tuple[int, int], ...]
+    token_bytes: float
+    block_size: int
+    stateful: bool
+    exact: bool
+    rules: KvRules
 
-    def token_bytes(self, dtype_bytes: float, tensor_parallel: int = 1) -> float:
-        """Bytes per token of one layer on one rank; heads replicate when there are fewer than ranks."""
-        if self.kind == STATE:
-            return 0.0
-        heads = 1 if self.kind == MLA else max(1, self.kv_heads // tensor_parallel)
-        return heads * self.width * dtype_bytes
+    @property
+    def block_bytes(self) -> int:
+        """Bytes per block of the stage that keeps most."""
+        return max(self.stage_bytes)
+
+    def request_blocks(self, length: Number, in_flight: Number) -> Number:
+        """Blocks that one sequence of `length` tokens takes over all groups; arrays allowed."""
+        return sum(count * spec.request_blocks(length, in_flight) for spec, count in self.tables)
+
+    def needed_bytes(self, length: Number, in_flight: Number) -> Number:
+        """Bytes that gate 3 asks for; arrays allowed."""
+        if self.rules.need == "groups":
+            return self.block_bytes * self.request_blocks(length, in_flight)
+        if self.rules.need == "first group" and len(self.groups) > 1:
+            return self.block_bytes * self.groups[0].spec.request_blocks(length, in_flight)
+        return greatest(*(self.layer_bytes(bounds, length, in_flight) for bounds in self.stage_bounds))
+
+    def layer_bytes(self, bounds: tuple[int, int], length: Number, in_flight: Number) -> Number:
+        """Bytes of one sequence in the layers of one stage, each in pages of its own; arrays allowed."""
+        need: Number = 0
+        for bucket in self.layers:
+            count = sum(bounds[0] <= index < bounds[1] for index in bucket.indices)
+            need = need + count * bucket.spec.page_bytes * bucket.spec.request_blocks(length, in_flight)
+        return need
+
+    def reported_tokens(self, blocks: Number, length: int, in_flight: int, *, by_length: bool) -> int:
+        """The "KV cache size" that vLLM logs for a pool of `blocks` (section 5.3)."""
+        if by_length:
+            return int(blocks / self.request_blocks(length, in_flight) * length)
+        sizes = [spec.block_tokens or length for spec, _ in self.tables]
+        return int(blocks // len(self.groups) * min(sizes))
 
 
 @dataclass(frozen=True)
 class KvPlan:
-    """The KV cache of one rank.
+    """The KV cache of one rank, for one length and batch.
 
     Attributes:
         bytes_per_token: all layers, no window.
         bytes_per_block: of the shared pool.
         blocks_per_request: blocks that one sequence of `max_model_len` takes, over all groups.
         groups: number of layer groups; blocks of a group hold the layers of one group only.
-        exact: False when state layers or unequal pages make the planner's layout unknown here.
+        exact: False when the planner's layout is not known here.
+        needed_bytes: what gate 3 asks for. From 0.20 on this is blocks_per_request × bytes_per_block.
+        block_size: tokens per block of the attention layers as vLLM sets it for hybrids.
+        min_block_size: of any group; with `groups` it gives the tokens logged before 0.26.
+        stateful: some layers keep a recurrent state.
+        state_blocks_limit: gate 3b exists in this version for this model: with FULL CUDA graphs (so not
+            eager, not on the CPU backend), start-up fails when max_num_seqs > num_gpu_blocks.
     """
 
     bytes_per_token: float
@@ -57,105 +108,227 @@ class KvPlan:
     blocks_per_request: Interval
     groups: int
     exact: bool
-
-    @property
-    def needed_bytes(self) -> Interval:
-        """Bytes that one sequence of `max_model_len` needs (gate 3)."""
-        return self.blocks_per_request.scale(self.bytes_per_block)
+    needed_bytes: Interval
+    block_size: int
+    min_block_size: Number
+    stateful: bool = False
+    state_blocks_limit: bool = False
+    layout: KvLayout | None = None
 
 
 def plan_kv(
     attention: Sequence[AttentionLayers],
     *,
-    max_model_len: int,
+    max_model_len: Number,
     block_size: int,
-    kv_dtype_bytes: float,
+    kv: KvDtype,
+    in_flight_tokens: Interval,
+    model_bytes: int = 2,
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
-    in_flight_tokens: Interval,
-    largest_group_rule: bool = True,
+    layers: int | None = None,
+    rules: KvRules | None = None,
+    kernel_block: int = KERNEL_BLOCK,
+    state_mode: str = "none",
+    hybrid: bool = True,
 ) -> KvPlan:
-    """The plan of the rank with most layers.
+    """The plan of the rank that keeps most.
 
     Args:
+        block_size: as given or by default, before vLLM changes it for hybrids.
+        kv: the KV cache's type.
         in_flight_tokens: tokens that may be scheduled beyond a sliding window (section 4.1's `I`).
-        largest_group_rule: 0.20+: the group size is the largest bucket when buckets are of about one
-            size (less than 1.5 apart); 0.11 always takes the smallest.
+        model_bytes: per element of the model's activations: states are kept in them.
+        layers: of the decoder, for pipeline stages; by default as many as are kept.
+        rules: the version's; by default the newest.
+        kernel_block: the attention backend's smallest block.
+        state_mode: of recurrent layers: "none" keeps one state per sequence, "align" (prefix caching) two
+            and for some families a third; "all" is not planned exactly.
+        hybrid: the hybrid manager is on.
     """
-    layers = _stage(attention, pipeline_parallel)
-    stateful = any(item.kind == STATE for item in layers)
-    paged = [item for item in layers if item.kind != STATE]
-    per_token = sum(i.layers * i.token_bytes(kv_dtype_bytes, tensor_parallel) for i in paged)
-    full_blocks = math.ceil(max_model_len / block_size)
-    kinds = {(item.kind, item.window) for item in paged}
-    if len(kinds) <= 1:
-        window = paged[0].window if paged else None
-        blocks = _blocks(window, max_model_len, block_size, in_flight_tokens)
-        plan = KvPlan(per_token, per_token * block_size, blocks, 1, not stateful)
-    else:
-        plan = _grouped(
-            paged, max_model_len, block_size, kv_dtype_bytes, tensor_parallel, in_flight_tokens,
-            largest_group_rule,
-        )  # fmt: skip
-    if not stateful:
-        return plan
-    # State layers: the planner aligns their pages with attention's by padding and adds one state per
-    # sequence. The least is attention alone; twice that plus one full sequence is a generous most.
-    blocks = plan.blocks_per_request
-    wide = Interval(blocks.low, blocks.best * 1.1 + 1, blocks.high * 2 + full_blocks + 8)
-    return KvPlan(plan.bytes_per_token, max(plan.bytes_per_block, 1.0), wide, plan.groups, False)
-
-
-def _stage(attention: Sequence[AttentionLayers], stages: int) -> list[AttentionLayers]:
-    if stages <= 1:
-        return list(attention)
-    return [
-        AttentionLayers(a.kind, math.ceil(a.layers / stages), a.kv_heads, a.width, a.window)
-        for a in attention
-    ]
-
-
-def _blocks(window: int | None, length: int, block_size: int, in_flight: Interval) -> Interval:
-    """Blocks per request of one group: all tokens, or the window, what is in flight, and one more."""
-    full = math.ceil(length / block_size)
-    if window is None:
-        return Interval.exact(full)
-
-    def held(tokens: float) -> int:
-        return math.ceil(min(window - 1 + tokens, length) / block_size) + 1
-
-    return Interval(held(in_flight.low), held(in_flight.best), held(in_flight.high))
-
-
-def _grouped(
-    paged: Sequence[AttentionLayers],
-    length: int,
-    block_size: int,
-    kv_dtype_bytes: float,
-    tensor_parallel: int,
-    in_flight: Interval,
-    largest_group_rule: bool,
-) -> KvPlan:
-    pages = {item.token_bytes(kv_dtype_bytes, tensor_parallel) for item in paged}
-    per_token = sum(i.layers * i.token_bytes(kv_dtype_bytes, tensor_parallel) for i in paged)
-    buckets: dict[tuple[str, int | None], int] = {}
-    for item in paged:
-        buckets[item.kind, item.window] = buckets.get((item.kind, item.window), 0) + item.layers
-    smallest, largest = min(buckets.values()), max(buckets.values())
-    size = largest if largest_group_rule and largest < 1.5 * smallest else smallest
-    counts = {kind: math.ceil(count / size) for kind, count in buckets.items()}
-    blocks = Interval.sum(
-        [_blocks(window, length, block_size, in_flight).scale(count) for (_, window), count in counts.items()]
-    )
-    per_block = size * max(pages) * block_size
-    if len(pages) == 1:
-        return KvPlan(per_token, per_block, blocks, sum(counts.values()), True)
-    # Unequal pages: the planner stretches block sizes or pads. Between "no padding at all" and "every
-    # layer padded to the largest page".
-    bare = sum(
-        i.layers * i.token_bytes(kv_dtype_bytes, tensor_parallel) * block_size
-        * _blocks(i.window, length, block_size, in_flight).low
-        for i in paged
+    layout = kv_layout(
+        tuple(attention), block_size, kv, model_bytes, tensor_parallel, pipeline_parallel, layers,
+        rules or KvRules(), kernel_block, state_mode, hybrid,
     )  # fmt: skip
-    low = min(bare / per_block, blocks.low)
-    return KvPlan(per_token, per_block, Interval(low, blocks.best, blocks.high), sum(counts.values()), False)
+    blocks = _over(in_flight_tokens, partial(layout.request_blocks, max_model_len))
+    if not layout.exact:
+        blocks = _widened(blocks, max_model_len, in_flight_tokens.low, layout, kv)
+    if layout.rules.need == "groups" or not layout.exact:
+        needed = blocks.scale(layout.block_bytes)
+    else:
+        needed = _over(in_flight_tokens, partial(layout.needed_bytes, max_model_len))
+    return KvPlan(
+        bytes_per_token=layout.token_bytes,
+        bytes_per_block=float(layout.block_bytes),
+        blocks_per_request=blocks,
+        groups=len(layout.groups),
+        exact=layout.exact,
+        needed_bytes=needed,
+        block_size=layout.block_size,
+        min_block_size=least(*(spec.block_tokens or max_model_len for spec, _ in layout.tables)),
+        stateful=layout.stateful,
+        state_blocks_limit=layout.stateful and layout.rules.state_limit,
+        layout=layout,
+    )
+
+
+def _over(in_flight: Interval, of: Callable[[Number], Number]) -> Interval:
+    """`of` at the three points of `in_flight`: once when they are one."""
+    if in_flight.low is in_flight.high:
+        return Interval.exact(of(in_flight.best))
+    return Interval(of(in_flight.low), of(in_flight.best), of(in_flight.high))
+
+
+def _widened(blocks: Interval, length: Number, in_flight: Number, layout: KvLayout, kv: KvDtype) -> Interval:
+    """Bounds when the planner's layout is not known: at least what the attention layers keep, each in its
+    own size; at most twice that, one full sequence and some states more (padding of pages and of groups).
+    """
+    bare = greatest(*(layout.layer_bytes(span, length, in_flight) for span in layout.stage_bounds))
+    low, best, high = (
+        bare / layout.block_bytes,
+        blocks.best,
+        2 * blocks.high + ceil_div(length, layout.block_size),
+    )
+    if layout.stateful:
+        best, high = best * 1.1 + 1, high + 8
+    if not kv.certain:  # one byte per element is assumed: from two bits to four bytes are possible
+        low, high = low / 4, high * 4
+    return Interval(least(low, best), best, high)
+
+
+@lru_cache(maxsize=256)
+def kv_layout(
+    attention: tuple[AttentionLayers, ...],
+    block_size: int,
+    kv: KvDtype,
+    model_bytes: int,
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    layers: int | None,
+    rules: KvRules,
+    kernel_block: int,
+    state_mode: str,
+    hybrid: bool,
+) -> KvLayout:
+    """How this version of vLLM lays out the pool; see `plan_kv` for the arguments."""
+    attention = _numbered(attention)
+    stateful = any(item.kind == STATE for item in attention)
+    paged = [item for item in attention if item.kind != STATE]
+    known = all(item.states for item in attention if item.kind == STATE)
+    block, state_page = block_size, 0
+    if stateful and paged and known:
+        block, state_page = _hybrid_block(
+            attention, block_size, kv, model_bytes, tensor_parallel, rules, kernel_block
+        )
+    buckets = []
+    for item in attention:
+        if item.kind == STATE:
+            if known:
+                page = max(state_page, item.state_bytes(model_bytes, tensor_parallel, old=rules.minor < 13))
+                tokens = 0 if state_mode == "none" else block
+                spec = PageSpec(STATE, tokens, page, blocks=_state_blocks(item, state_mode, rules))
+                buckets.append(Bucket(spec, item.indices))
+            continue
+        buckets.append(Bucket(_page(item, block, kv, tensor_parallel, rules, kernel_block), item.indices))
+    total = layers or 1 + max((index for item in attention for index in item.indices), default=0)
+    bounds = stages(total, pipeline_parallel)
+    exact = known and kv.certain and not (stateful and state_mode == "all")
+    try:
+        groups = (
+            group(buckets, rules, hybrid=hybrid) if buckets else (Group((PageSpec(FULL, block, 1),), (0,)),)
+        )
+    except CannotGroup:
+        groups, exact = tuple(Group((b.spec,) * len(b.indices), b.indices) for b in buckets), False
+    stage_bytes = tuple(max(1, *(item.stage_bytes(*span) for item in groups)) for span in bounds)
+    return KvLayout(
+        groups=groups,
+        layers=tuple(buckets),
+        tables=tuple(Counter(item.spec for item in groups).items()),
+        stage_bytes=stage_bytes,
+        stage_bounds=bounds,
+        token_bytes=max(_token_bytes(paged, kv, tensor_parallel, span) for span in bounds),
+        block_size=block,
+        stateful=stateful,
+        exact=exact,
+        rules=rules,
+    )
+
+
+def _numbered(attention: tuple[AttentionLayers, ...]) -> tuple[AttentionLayers, ...]:
+    """The same with a number for each layer; where they are not known, kinds are spread evenly."""
+    if all(len(item.indices) == item.layers for item in attention):
+        return attention
+    total = sum(item.layers for item in attention)
+    places = sorted(
+        ((place + 0.5) / item.layers, which, place)
+        for which, item in enumerate(attention)
+        for place in range(item.layers)
+    )
+    numbers: dict[int, list[int]] = {which: [] for which in range(len(attention))}
+    for index, (_, which, _) in zip(range(total), places, strict=True):
+        numbers[which].append(index)
+    return tuple(
+        AttentionLayers(
+            item.kind, item.layers, item.kv_heads, item.width, item.window, tuple(numbers[which]),
+            item.states, item.state_family, item.window_grew,
+        )
+        for which, item in enumerate(attention)
+    )  # fmt: skip
+
+
+def _page(
+    item: AttentionLayers, block: int, kv: KvDtype, tensor_parallel: int, rules: KvRules, kernel_block: int
+) -> PageSpec:
+    window = item.window
+    if window is not None and item.window_grew and rules.wider_cohere_window:
+        window += 1
+    if item.kind == SLIDING and rules.window_blocks == "kernel":
+        block = kernel_block
+    page = int(kv.token_bytes(item, tensor_parallel) * block)
+    return PageSpec(item.kind, block, page, window, shape=(item.heads_on_rank(tensor_parallel), item.width))
+
+
+def _hybrid_block(
+    attention: tuple[AttentionLayers, ...],
+    block_size: int,
+    kv: KvDtype,
+    model_bytes: int,
+    tensor_parallel: int,
+    rules: KvRules,
+    kernel_block: int,
+) -> tuple[int, int]:
+    """(tokens per attention block, bytes of a state's page) of a model with both (section 5.4).
+
+    The attention block grows until its page holds a state; the state is padded to that page.
+    """
+    first = next(item for item in attention if item.kind != STATE)
+    token = kv.token_bytes(first, tensor_parallel)
+    old = rules.minor < 13
+    state = max(
+        item.state_bytes(model_bytes, tensor_parallel, old=old) for item in attention if item.kind == STATE
+    )
+    # Up to 0.17 multiples of the kernel's block, later of the given size.
+    step = kernel_block if rules.minor < 20 else max(kernel_block, block_size)
+    if first.kind == MLA and rules.latent_hybrid_blocks:
+        step = max(step, rules.latent_hybrid_blocks)
+    needed = int(step * ceil_div(state, int(step * token)))
+    if rules.minor >= 32:
+        needed = kernel_block * ceil_div(needed, kernel_block)
+    block = max(block_size, needed)
+    return block, int(block * token)
+
+
+def _state_blocks(item: AttentionLayers, mode: str, rules: KvRules) -> int:
+    """Blocks of one sequence: its state; with prefix caching the last one kept too, and a checkpoint."""
+    if mode == "none":
+        return 1
+    return 2 + (item.state_family in rules.checkpoint_families)
+
+
+def _token_bytes(
+    paged: Sequence[AttentionLayers], kv: KvDtype, tensor_parallel: int, span: tuple[int, int]
+) -> float:
+    return sum(
+        kv.token_bytes(item, tensor_parallel) * sum(span[0] <= index < span[1] for index in item.indices)
+        for item in paged
+    )

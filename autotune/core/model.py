@@ -9,35 +9,36 @@ from typing import Any
 
 from autotune.core.configdict import number, section, text_config
 from autotune.core.interval import Interval
-from autotune.core.kv import AttentionLayers
+from autotune.core.kv_specs import STATE, AttentionLayers
 from autotune.core.layers import attention_layers
-from autotune.core.positions import max_length, rotary_elements
-from autotune.core.shapes import Decoder, has_towers, packing_of, parts_from_config
+from autotune.core.modelfields import (
+    DTYPE_BYTES,
+    architecture_of,
+    decoder_of,
+    dtype_of,
+    family_name,
+    kv_cache_bits,
+    tied_of,
+    with_defaults,
+)  # fmt: skip
+from autotune.core.positions import Buffers, buffers, max_length
+from autotune.core.shapes import (
+    Blueprint,
+    blueprint,
+    has_towers,
+    packing_of,
+    stage_layers,
+    with_towers,
+)
+from autotune.core.startlength import StartLengths, start_lengths
 from autotune.core.tensors import PARAMETER_CLASSES, Part, TensorInfo, parts_from_tensors
 from autotune.errors import BadInput
 
 __all__ = ["ModelSpec", "TensorInfo"]
 
-_DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "half": 2, "bfloat16": 2, "float": 4}
-
-#: transformers' default of `tie_word_embeddings` is True; these families' own default is False
-#: (their configuration classes), and they are the ones whose configs often omit the field.
-_UNTIED = {
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen2_vl", "qwen2_5_vl",
-    "phi", "phi3", "deepseek_v2", "deepseek_v3", "olmo", "olmo2", "gpt_neox", "stablelm", "internlm2",
-}  # fmt: skip
-_TIED = {
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "gpt2",
-    "opt",
-    "bloom",
-    "falcon",
-    "cohere",
-    "cohere2",
-}
+#: A checkpoint's headers and the shapes derived from its config describe the same class of tensors when
+#: they are as close as this: the rest is padding of the vocabulary and scales that vLLM adds.
+_SAME_SHARE = 0.005
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,14 @@ class ModelSpec:
         max_length: the longest length vLLM accepts without an override; None when the config has none.
         dtype: of the checkpoint, as vLLM's `auto` takes it (float32 becomes a 16-bit type).
         quantization: method in lower case, or None.
-        parts: parameters by class (`autotune.core.tensors.PARAMETER_CLASSES`).
-        rotary_elements: cos/sin table, in the run's dtype: positions × rotary width, ×4 for M-RoPE.
+        parts: parameters by class (`autotune.core.tensors.PARAMETER_CLASSES`), one device.
+        plan: the tensors behind them, which know how ranks share them.
+        buffers: rotary tables and other buffers.
+        rotary_elements: cos/sin table of the language model, in the run's dtype.
         largest_layer_parameter_bytes: by so much an offload can overshoot (one parameter moves whole).
         attention: layer kinds and what they keep per token.
+        start: the length and batch that vLLM starts with when none is given, where it has rules of its own.
+        max_pixels: of one image, where the model's own image processor says it; None when it does not.
         exact_weights: True when sizes come from the checkpoint's headers.
         doubts: in plain words, what is not known of this model.
     """
@@ -76,6 +81,8 @@ class ModelSpec:
     rotary_elements: int
     largest_layer_parameter_bytes: float
     attention: tuple[AttentionLayers, ...]
+    plan: Blueprint = field(hash=False, repr=False)
+    buffers: Buffers
     experts: int = 1
     experts_per_token: int = 1
     expert_intermediate: int = 0
@@ -83,6 +90,8 @@ class ModelSpec:
     vision_intermediate: int = 0
     vision_merge: int = 2
     kv_cache_bits: int | None = None
+    max_pixels: int | None = None
+    start: StartLengths = field(default_factory=StartLengths)
     exact_weights: bool = False
     doubts: tuple[str, ...] = ()
 
@@ -104,25 +113,29 @@ class ModelSpec:
         """
         if not isinstance(config, Mapping):
             raise BadInput("config.json is not a mapping")
-        text = text_config(config)
-        family = str(text.get("model_type") or config.get("model_type") or "unknown").removesuffix("_text")
         doubts: list[str] = []
-        decoder = _decoder(text, doubts)
+        text = text_config(config)
+        family = family_name(config, text)
+        text = with_defaults(text, config, family, doubts)
+        decoder = decoder_of(text, family, doubts)
         quant = config.get("quantization_config") or text.get("quantization_config")
         quant = quant if isinstance(quant, dict) else None
         packing = packing_of(quant)
-        tied = _tied(config, text, family, tensors)
+        tied = tied_of(config, text, family, tensors)
+        plan = with_towers(blueprint(text, decoder, family, packing, tied=tied), config, decoder, packing)
+        parts = plan.parts()
         if tensors:
-            parts = parts_from_tensors(tensors, tied=bool(tied))
+            parts = _corrected(
+                parts, parts_from_tensors(tensors, tied=bool(tied), layers=decoder.layers), doubts
+            )
         else:
-            parts, said = parts_from_config(text, config, decoder, packing, tied=tied)
-            doubts += said
-        dtype = _dtype(config, text)
+            doubts += plan.doubts
         experts = number(text, "experts", 1)
         vision = section(section(config, "thinker_config") or config, "vision_config", "visual")
+        kept = buffers(text, config, decoder, family)
         return cls(
             name=name,
-            architecture=_architecture(config, doubts),
+            architecture=architecture_of(config, doubts),
             family=family,
             layers=decoder.layers,
             hidden=decoder.hidden,
@@ -132,14 +145,16 @@ class ModelSpec:
             head_dim=decoder.head_dim,
             vocab=decoder.vocab,
             max_length=max_length(text, family, doubts),
-            dtype=dtype,
+            dtype=dtype_of(config, text),
             quantization=packing.method if packing else None,
             tied=tied,
             multimodal=has_towers(config),
             parts=parts,
-            rotary_elements=rotary_elements(text, decoder),
-            largest_layer_parameter_bytes=_largest_parameter(decoder, text, tensors, bool(packing)),
+            rotary_elements=kept.rotary_elements,
+            largest_layer_parameter_bytes=plan.largest_bytes(2),
             attention=attention_layers(text, decoder, family, doubts),
+            plan=plan,
+            buffers=kept,
             experts=experts,
             experts_per_token=min(experts, number(text, "experts_per_token", 1)),
             expert_intermediate=number(text, "expert_intermediate", decoder.intermediate)
@@ -148,7 +163,8 @@ class ModelSpec:
             vision_hidden=number(vision, "embed_dim", number(vision, "hidden", 1152)) if vision else 0,
             vision_intermediate=number(vision, "intermediate", 4304) if vision else 0,
             vision_merge=number(vision, "spatial_merge_size", 1) if vision else 1,
-            kv_cache_bits=_kv_cache_bits(quant),
+            kv_cache_bits=kv_cache_bits(quant),
+            start=start_lengths(text, family, multimodal=has_towers(config)),
             exact_weights=bool(tensors),
             doubts=tuple(dict.fromkeys(doubts)),
         )
@@ -156,7 +172,7 @@ class ModelSpec:
     @property
     def dtype_bytes(self) -> int:
         """Bytes per element at vLLM's `auto`: float32 checkpoints run in a 16-bit type."""
-        return min(2, _DTYPE_BYTES.get(self.dtype, 2))
+        return min(2, DTYPE_BYTES.get(self.dtype, 2))
 
     @property
     def key(self) -> str:
@@ -176,7 +192,7 @@ class ModelSpec:
 
     @cached_property
     def weights(self) -> Interval:
-        """Bytes of parameters and rotary tables on one device, checkpoint dtype, nothing offloaded."""
+        """Bytes of parameters and buffers on one device, checkpoint dtype, nothing offloaded."""
         return self.weight_bytes(self.dtype_bytes)
 
     @cached_property
@@ -187,20 +203,46 @@ class ModelSpec:
     @cached_property
     def rotary_bytes(self) -> int:
         """Bytes of the cos/sin tables (part of "Model loading took" in vLLM's log)."""
-        return self.rotary_elements * self.dtype_bytes
+        return self.rotary_elements * (self.buffers.rotary_dtype_bytes or self.dtype_bytes)
 
     @cached_property
     def kv_bytes_per_token(self) -> float:
         """Bytes per token over all layers at the checkpoint's dtype, one device, windows ignored."""
         return sum(item.layers * item.token_bytes(self.dtype_bytes) for item in self.attention)
 
+    @cached_property
+    def _planned(self) -> Mapping[str, Part]:
+        return self.plan.parts()
+
+    @cached_property
+    def _remembered(self) -> dict[tuple[Any, ...], Interval]:
+        """Sizes that were asked for before: a verdict asks the same ones again and again."""
+        return {}
+
     def decoder_bytes(
         self, dtype_bytes: float, *, tensor_parallel: int = 1, pipeline_parallel: int = 1
     ) -> Interval:
         """Bytes of decoder layers on the rank that holds most: all that `cpu_offload_gb` can move."""
-        return self._shard(
-            self.parts["decoder_layers"].size_bytes(dtype_bytes), tensor_parallel, pipeline_parallel
-        )
+        key = ("decoder", dtype_bytes, tensor_parallel, pipeline_parallel)
+        if key not in self._remembered:
+            self._remembered[key] = _most(
+                self._share("decoder_layers", stage, tensor_parallel, pipeline_parallel).size_bytes(
+                    dtype_bytes
+                )
+                for stage in range(pipeline_parallel)
+            )
+        return self._remembered[key]
+
+    def buffer_bytes(
+        self, dtype_bytes: float, *, tensor_parallel: int = 1, pipeline_parallel: int = 1
+    ) -> Interval:
+        """Bytes of rotary tables and other buffers on one rank; each stage has tables of its own."""
+        layers = -(-self._attention_layers // pipeline_parallel)
+        return self.buffers.size_bytes(dtype_bytes, layers, tensor_parallel)
+
+    @cached_property
+    def _attention_layers(self) -> int:
+        return sum(item.layers for item in self.attention if item.kind not in (STATE, "indexer"))
 
     def weight_bytes(
         self,
@@ -210,112 +252,81 @@ class ModelSpec:
         pipeline_parallel: int = 1,
         towers: bool = True,
     ) -> Interval:
-        """Bytes of parameters and rotary tables on the rank that holds most.
+        """Bytes of parameters and buffers on the rank that holds most.
 
-        Tensor parallelism splits matrices and the vocabulary; norms, and key/value heads when they are
-        fewer than ranks, are kept by each rank (the upper bound). Pipeline parallelism gives a rank
-        `ceil(layers / stages)` layers and, at the ends, an embedding.
+        Tensor parallelism splits matrices, experts and the padded vocabulary; norms, routers, and
+        key/value heads when they are fewer than ranks, are kept by each rank. A pipeline stage holds its
+        layers, the first the embedding, the last the head.
         """
-        size = {kind: part.size_bytes(dtype_bytes) for kind, part in self.parts.items()}
         tp, pp = tensor_parallel, pipeline_parallel
-        ends = size["embedding"] + size["lm_head"]
-        if pp > 1:
-            ends = Interval(0.0, ends.best / 2, max(size["embedding"].high, size["lm_head"].high))
-        total = self._shard(size["decoder_layers"], tp, pp) + ends.scale(1 / tp) + size["other"]
-        if towers:
-            tower = size["tower"]
-            # A tower is split like the rest, or replicated (`--mm-encoder-tp-mode data`).
-            total = total + (Interval(tower.low / tp, tower.best / tp, tower.high) if tp > 1 else tower)
-        return total + self.rotary_elements * dtype_bytes
+        key = ("weights", dtype_bytes, tp, pp, towers)
+        if key not in self._remembered:
+            sizes = []
+            for stage in range(pp):
+                size = self.stage_part(stage, tp, pp, towers=towers).size_bytes(dtype_bytes)
+                layers = len(stage_layers(self.layers, pp, stage))
+                sizes.append(size + self.plan.loaded.scale(layers * dtype_bytes / tp))
+            self._remembered[key] = _most(sizes) + self.buffer_bytes(
+                dtype_bytes, tensor_parallel=tp, pipeline_parallel=pp
+            )
+        return self._remembered[key]
 
-    def _shard(self, size: Interval, tp: int, pp: int) -> Interval:
-        stage = -(-self.layers // pp) / self.layers
-        share = size.scale(stage / tp)
-        if tp == 1:
-            return share
-        # Replicated key/value heads: their share of a layer is at most kv/(q+2kv+...) of it.
-        replicated = max(1.0, tp / self.kv_heads) - 1
-        return Interval(share.low, share.best, share.high * (1.02 + 0.1 * min(1.0, replicated)))
+    def stage_part(self, stage: int, tp: int, pp: int, *, towers: bool = True) -> Part:
+        """Parameters of one rank of a pipeline stage."""
+        ends, embeds, heads = self.plan.ends(tp, pp, stage)
+        kinds = ["decoder_layers"] + (["tower"] if towers else [])
+        # A tied head is the embedding: a last stage that has none gets a copy of it.
+        if embeds or (heads and self.tied):
+            kinds.append("embedding")
+        if heads and not self.tied:
+            kinds.append("lm_head")
+        total = ends if self.parts["other"] == self._planned["other"] else self.parts["other"]
+        for kind in kinds:
+            total = total + self._share(kind, stage, tp, pp)
+        return total
 
-
-def _decoder(text: Mapping[str, Any], doubts: list[str]) -> Decoder:
-    layers, hidden, heads = (number(text, name) for name in ("layers", "hidden", "heads"))
-    if layers > 4096 or heads > 65536:
-        raise BadInput(f"config.json: {layers} layers with {heads} heads are no model that vLLM can run")
-    kv_heads = 1 if text.get("multi_query") is True else number(text, "kv_heads", heads)
-    if (
-        "head_dim" not in text
-        and "kv_channels" not in text
-        and hidden % heads
-        and not text.get("kv_lora_rank")
-    ):
-        raise BadInput(f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads")
-    head_dim = number(text, "head_dim", max(1, hidden // heads))
-    if kv_heads > heads:
-        raise BadInput(f"config.json: {kv_heads} key/value heads are more than {heads} attention heads")
-    intermediate = number(text, "intermediate", 4 * hidden)
-    if isinstance(text.get("intermediate_size"), list) or isinstance(text.get("num_key_value_heads"), list):
-        doubts.append("layers differ in size: the largest one is taken for all")
-    return Decoder(layers, hidden, intermediate, heads, kv_heads, head_dim, number(text, "vocab"))
-
-
-def _architecture(config: Mapping[str, Any], doubts: list[str]) -> str:
-    names = config.get("architectures")
-    if isinstance(names, list) and names and isinstance(names[0], str):
-        return names[0]
-    doubts.append("config.json names no architecture")
-    return "unknown"
-
-
-def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    for source in (text, config):
-        for key in ("dtype", "torch_dtype"):
-            value = source.get(key)
-            if isinstance(value, str) and value.removeprefix("torch.") in _DTYPE_BYTES:
-                return value.removeprefix("torch.")
-    return "float32"
+    def _share(self, kind: str, stage: int, tp: int, pp: int) -> Part:
+        """One class on one rank; sizes that came from headers are shared as the config's tensors are."""
+        plan = self.plan
+        if kind == "decoder_layers":
+            layers = stage_layers(self.layers, pp, stage)
+            here, whole = plan.decoder(tp, layers), plan.decoder()
+        elif kind == "embedding":
+            here, whole = plan.embedding.part(tp), plan.embedding.part(1)
+        elif kind == "lm_head":
+            here, whole = plan.head(tp), plan.head()
+        else:
+            here, whole = plan.towers(tp), plan.towers()
+        known = self.parts[kind]
+        if known == whole:
+            return here
+        if tp == pp == 1:
+            return known
+        size, all_of_it = here.size_bytes(2), whole.size_bytes(2)
+        share = size.best / all_of_it.best if all_of_it.best else 1 / tp
+        # Which of the tensors in the headers are split is inferred: a fiftieth more may stay whole.
+        return known.widen(1.0, 1.02).scale(min(1.0, share))
 
 
-def _tied(
-    config: Mapping[str, Any],
-    text: Mapping[str, Any],
-    family: str,
-    tensors: Mapping[str, TensorInfo] | None,
-) -> bool | None:
-    for source in (text, config):
-        if isinstance(source.get("tie_word_embeddings"), bool):
-            return bool(source["tie_word_embeddings"])
-    if family in _UNTIED:
-        return False
-    if family in _TIED:
-        return True
-    if tensors:
-        return not any(
-            name.endswith(("lm_head.weight", "embed_out.weight", "output.weight")) for name in tensors
-        )
-    return None
+def _most(sizes: Any) -> Interval:
+    """Bounds of the largest of several."""
+    listed = list(sizes)
+    return Interval(max(s.low for s in listed), max(s.best for s in listed), max(s.high for s in listed))
 
 
-def _largest_parameter(
-    d: Decoder, text: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None, packed: bool
-) -> float:
-    """Upper bound of one parameter of a layer as vLLM builds it: gate and up in one matrix, all experts
-    of a layer in one tensor.
+def _corrected(planned: Mapping[str, Part], stored: Mapping[str, Part], doubts: list[str]) -> dict[str, Part]:
+    """Sizes by class when a checkpoint's headers are there: those derived from the config where the two
+    agree (they know padding and how ranks share), else what the headers say.
     """
-    experts = number(text, "experts", 1)
-    width = number(text, "expert_intermediate", d.intermediate) if experts > 1 else d.intermediate
-    widest = max(2 * d.hidden * max(d.intermediate, 1), 2 * d.hidden * width * experts)
-    return widest * (1.0 if packed else 2.0)
-
-
-def _kv_cache_bits(quant: Mapping[str, Any] | None) -> int | None:
-    """Bits per KV element when the checkpoint itself asks for a smaller cache (section 5.1)."""
-    if not quant:
-        return None
-    scheme = section(quant, "kv_cache_scheme")
-    if scheme and isinstance(scheme.get("num_bits"), int):
-        return int(scheme["num_bits"])
-    algorithm = str(
-        quant.get("kv_cache_quant_algo") or section(quant, "quantization").get("kv_cache_quant_algo") or ""
-    )
-    return {"FP8": 8, "NVFP4": 4}.get(algorithm.upper())
+    result: dict[str, Part] = {}
+    for kind, there in stored.items():
+        here = planned[kind]
+        a, b = here.size_bytes(2), there.size_bytes(2)
+        close = abs(a.best - b.best) <= _SAME_SHARE * a.best
+        result[kind] = here if a.width == 0 and close and b.width == 0 else there
+        if kind == "lm_head" and b.width > 0:
+            doubts.append(
+                "the checkpoint brings an output head although its embeddings are tied: vLLM 0.32 and later "
+                "keeps it if the two differ"
+            )
+    return result

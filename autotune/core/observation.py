@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.core.components import Components
+from autotune.core.components import shift as shift_of
 from autotune.core.device import Device, DeviceKind
 from autotune.core.facts import Facts
 from autotune.core.interval import Interval
 from autotune.core.kv import KvPlan
 from autotune.core.launch import Resolved
+from autotune.core.numeric import greatest, least, where, whole_up
 from autotune.core.rules import Rules
 from autotune.units import GIB, gib_text
 
@@ -21,19 +22,36 @@ ROUNDING_BYTES = 0.005 * GIB
 
 @dataclass(frozen=True)
 class Observation:
-    """What one launch said, as bounds. `weights` are before offloading; None = it did not say."""
+    """What one launch said, as bounds; None = it did not say.
+
+    Attributes:
+        weights: on the device, after offloading, as vLLM logs them.
+        peak_high: the most its activation peak can have been, from its own figure or from the total.
+        used_bytes: in use on the device before the launch.
+        slack_bytes: by how much launches of other options may differ beyond their causes.
+        times: launches of this configuration that were taken in.
+    """
 
     model_key: str
     mode: str
     resolved: Resolved
     parts: Components
     noise_bytes: float
+    slack_bytes: float = 0.0
     non_kv: Interval | None = None
     weights: Interval | None = None
     offloaded: Interval | None = None
     activation: Interval | None = None
     non_torch: Interval | None = None
     cudagraph: Interval | None = None
+    peak_high: float | None = None
+    used_bytes: int | None = None
+    times: int = 1
+
+    @cached_property
+    def told(self) -> Components:
+        """Its causes, with what it said of its offload put in."""
+        return self.parts if self.offloaded is None else replace(self.parts, offloaded=self.offloaded)
 
     @cached_property
     def place(self) -> Resolved:
@@ -45,7 +63,7 @@ def mode_of(resolved: Resolved, device: Device, rules: Rules) -> str:
     """Launches with one key share what is not known of them."""
     compile_mode = "eager" if resolved.enforce_eager else "compiled"
     ranks = f"tp{resolved.tensor_parallel_size} pp{resolved.pipeline_parallel_size}"
-    return f"{device.kind} {device.name} {compile_mode} {ranks} {rules.column}"
+    return f"{device.kind} {device.name} {compile_mode} {ranks} {rules.column} {resolved.runner}"
 
 
 def budget_bytes(resolved: Resolved, device: Device, rules: Rules) -> Interval:
@@ -55,7 +73,7 @@ def budget_bytes(resolved: Resolved, device: Device, rules: Rules) -> Interval:
         for bound in (device.total.low, device.total.best, device.total.high)
     ]
     if rules.ceil_budget or device.kind is DeviceKind.CPU:
-        values = [float(math.ceil(value)) for value in values]
+        values = [whole_up(value) for value in values]
     return Interval(*values)
 
 
@@ -73,6 +91,36 @@ def as_run(resolved: Resolved, facts: Facts) -> Resolved:
         if getattr(facts, name) is not None
     }
     return replace(resolved, **reported) if reported else resolved
+
+
+def ranks_of(resolved: Resolved) -> tuple[int, int]:
+    return resolved.tensor_parallel_size, resolved.pipeline_parallel_size
+
+
+def most_of_peak(observation: Observation) -> float | None:
+    """The most that the activation peak can have been: what it said, or what the total leaves when
+    everything else is at its least.
+    """
+    if observation.activation is not None:
+        return float(observation.activation.high)
+    if observation.non_kv is None:
+        return None
+    parts = observation.parts
+    weights = observation.weights or parts.on_device
+    rest = weights.low + parts.base.low + parts.persistent.low + parts.cudagraph.low
+    left = float(observation.non_kv.high - rest)
+    return left if left >= parts.activation.low else None
+
+
+def on_device_elsewhere(seen: Observation, prior: Components, *, same_offload: bool) -> Interval | None:
+    """Weights on the device for other options, from what one launch logged."""
+    if seen.weights is None:
+        return None
+    here = seen.told
+    found = seen.weights + shift_of(prior.weights, here.weights) + shift_of(prior.rounding, here.rounding)
+    if not same_offload:
+        found = found - (prior.offloaded - here.offloaded)
+    return found.clamp_low(0.0)
 
 
 def moved_bytes(resolved: Resolved, facts: Facts) -> Interval | None:
@@ -115,7 +163,8 @@ def non_kv_bytes(
             ratio = pool.best / blocks / plan.bytes_per_block
             said = (
                 f"bytes per block contradict the model by {ratio:.3g}: {gib_text(pool.best)} in "
-                f"{blocks} blocks, {plan.bytes_per_block:.0f} bytes each expected; KV bounds are widened"
+                f"{blocks} blocks, {plan.bytes_per_block:.0f} bytes each expected; stop trusting this "
+                "architecture: KV bounds are widened"
             )
             return common(figures), ratio, [said]
     counted = budget - Interval(
@@ -142,11 +191,14 @@ def hull(one: Interval, other: Interval) -> Interval:
 
 
 def common(values: list[Interval]) -> Interval | None:
-    """Where all agree; where they do not, everything between."""
+    """Where all agree; where they do not, everything between. Array bounds element by element."""
     if not values:
         return None
-    low, high = max(v.low for v in values), min(v.high for v in values)
-    if low > high:
-        low, high = min(v.low for v in values), max(v.high for v in values)
+    if len(values) == 1:
+        return values[0]
+    low, high = greatest(*(v.low for v in values)), least(*(v.high for v in values))
+    apart = low > high
+    low = where(apart, least(*(v.low for v in values)), low)
+    high = where(apart, greatest(*(v.high for v in values)), high)
     best = sum(v.best for v in values) / len(values)
-    return Interval(low, min(max(best, low), high), high)
+    return Interval(low, least(greatest(best, low), high), high)

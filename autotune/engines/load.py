@@ -24,8 +24,10 @@ from autotune.engines.closed_loop import ClosedLoop, Emit, cancel_all
 from autotune.engines.completions import BadAnswer, Completions, LoadError, ServerGone, ServerStuck
 from autotune.engines.prompts import Prompts
 
-__all__ = ["BadAnswer", "LoadClient", "LoadError", "ServerGone", "ServerStuck"]
+__all__ = ["REQUEST_TIMEOUT_S", "BadAnswer", "LoadClient", "LoadError", "ServerGone", "ServerStuck"]
 
+#: The longest wait for one answer: a full context on a slow CPU takes minutes.
+REQUEST_TIMEOUT_S = 600.0
 #: How often `alive` is asked while nothing else happens: a death is noticed within half a second.
 _ALIVE_POLL_S = 0.2
 #: Files open besides the load's own sockets: logs, the journal, what imported libraries hold.
@@ -45,6 +47,7 @@ class LoadClient:
         alive: asked from the caller's thread; False means that the server's process has ended.
         seed: of the prompts; two clients of one server need different ones.
         request_timeout_s: the longest wait for one answer.
+        api_key: what the server asks for; None when it asks for none.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class LoadClient:
         vocab_size: int,
         alive: Callable[[], bool] = lambda: True,
         seed: int = 0,
-        request_timeout_s: float = 600,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        api_key: str | None = None,
     ) -> None:
-        self._server = Completions(base_url, model, Prompts(vocab_size, seed), request_timeout_s)
+        prompts = Prompts(vocab_size, seed)
+        self._server = Completions(base_url, model, prompts, request_timeout_s, api_key=api_key)
         self._alive = alive
 
     def fill(self, target_len: int, *, output_tokens: int | None = None) -> None:
@@ -91,7 +96,8 @@ class LoadClient:
         Raises:
             ServerGone: within half a second of the death of the server.
             ServerStuck: a request was not answered within the time-out.
-            BadAnswer: an HTTP error, or another number of tokens than was asked for.
+            BadAnswer: an HTTP error, or another number of tokens than was asked for. One request in a
+                hundred may fail on the server's side (`Window.doubts` says so).
         """
         _allow_sockets(workload.concurrency)
         loop = ClosedLoop(self._server, workload, plan)

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from autotune import redact
 from autotune.engines import watchdog
 
 _LOG = logging.getLogger(__name__)
@@ -39,20 +40,26 @@ _LOOPBACK = {
 }
 
 
+class CannotKeep(OSError):
+    """The log or the temporary folder cannot be written: no fault of the command's."""
+
+
 class ServerProcess:
     """A command running in its own session, which is ended with all that descends from it.
 
     Args:
         argv: gives the command, once the temporary folder is there; no shell is involved.
         env: its whole environment, to which the private TMPDIR and the mark are added.
-        log_path: receives stdout and stderr; written anew, readable by its owner only.
+        log_path: receives stdout and stderr; written anew, readable by its owner only. Secrets that the
+            server printed are taken out at its end.
 
     Attributes:
         pid: the first process, which is also the id of the group and of the session.
         tmp_dir: the private temporary folder; gone after `end`.
 
     Raises:
-        OSError: the command cannot be executed. Nothing is left behind.
+        CannotKeep: the disk is full or read-only.
+        OSError: the command cannot be executed. Nothing is left behind in either case.
     """
 
     def __init__(
@@ -61,12 +68,13 @@ class ServerProcess:
         self.mark = uuid.uuid4().hex
         self.log_path = log_path
         self._known: set[tuple[int, int]] = set()
+        self._segments: set[str] = set()
         self._group: int | None = None
         self._ended = False
-        self.tmp_dir = Path(tempfile.mkdtemp(prefix=watchdog.TMP_PREFIX, dir=_TMP_PARENT))
+        self.tmp_dir = _private_folder()
         log = -1
         try:
-            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            log = _open_log(log_path)
             self._watchdog = _start_watchdog(self.mark, self.tmp_dir)
             try:
                 self._popen = subprocess.Popen(
@@ -103,6 +111,10 @@ class ServerProcess:
             self._group = None
         return found
 
+    def look(self) -> None:
+        """Takes note of processes and shared memory, which could not be told any more after a kill -9."""
+        self._segments |= watchdog.shared_memory([proc.pid for proc in self.members(deep=True)])
+
     def cpu_s(self) -> float:
         """Processor seconds used by the live processes so far."""
         return sum(proc.cpu_ticks for proc in self.members()) / os.sysconf("SC_CLK_TCK")
@@ -134,7 +146,7 @@ class ServerProcess:
         """TERM, wait, KILL, wait, remove what is left. May be called twice; fine for a dead server."""
         if self._ended:
             return
-        segments = watchdog.shared_memory([proc.pid for proc in self.members(deep=True)])
+        self.look()
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGTERM)
@@ -145,8 +157,9 @@ class ServerProcess:
         left = watchdog.kill_all(self._group, self.mark, self._known)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=5.0)
-        watchdog.free_shared_memory(segments)
+        watchdog.free_shared_memory(self._segments)
         watchdog.remove_folder(str(self.tmp_dir))
+        redact.clean_file(self.log_path)
         if left:
             _LOG.warning("processes that the kernel does not let go: %s", [proc.pid for proc in left])
         self._ended = True
@@ -173,6 +186,29 @@ class ServerProcess:
             self._watchdog.wait()
 
 
+def _private_folder() -> Path:
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=watchdog.TMP_PREFIX, dir=_TMP_PARENT))
+    except OSError as error:
+        raise CannotKeep(error.errno, error.strerror, _TMP_PARENT) from None
+    try:
+        # By it a later run knows the folder of one that was killed together with its watchdog.
+        (folder / watchdog.OWNER_FILE).write_text(watchdog.owner_text())
+    except OSError as error:
+        watchdog.remove_folder(str(folder))
+        raise CannotKeep(error.errno, error.strerror, str(folder)) from None
+    return folder
+
+
+def _open_log(path: Path) -> int:
+    try:
+        # Not what is there: a link in somebody else's run folder would have another file overwritten.
+        path.unlink(missing_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise CannotKeep(error.errno, error.strerror, str(path)) from None
+
+
 def _start_watchdog(mark: str, folder: Path) -> subprocess.Popen[bytes]:
     """In a session of its own, out of Ctrl-C's reach; without the mark, so not its own prey."""
     return subprocess.Popen(
@@ -195,6 +231,7 @@ def server_environment(env: Mapping[str, str], mark: str, tmp_dir: Path) -> dict
         **env,
         "TMPDIR": str(tmp_dir),
         watchdog.MARK: mark,
+        watchdog.OWNER: watchdog.owner_text(),
         # Without it setproctitle, by which vLLM renames its processes, wipes the environment that
         # carries the mark.
         "SPT_NOENV": "1",

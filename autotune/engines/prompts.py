@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 
 from autotune.errors import BadInput
@@ -36,16 +38,31 @@ class Prompts:
         while self._base**self._digits < _DISTINCT:
             self._digits += 1
         self._random = np.random.default_rng(seed)
+        self._shared_seed = abs(seed)
         self._serial = int(self._random.integers(self._base))
 
-    def take(self, length: int) -> list[int]:
+    def take(self, length: int, *, prefix: str = "", prefix_tokens: int = 0) -> list[int]:
         """The next prompt of `length` tokens. Prompts too short to spell the serial number (under 2
         tokens for a large vocabulary, 5 for a byte-level one) repeat when all of them are used up.
+
+        Args:
+            prefix: prompts of one prefix name begin with the same `prefix_tokens` tokens, so that a
+                prefix cache answers for them as it would in service; the serial number follows.
         """
         ids: list[int] = self._random.integers(self._low, self._low + self._base, size=length).tolist()
+        shared = min(length, prefix_tokens) if prefix else 0
+        ids[:shared] = self._shared(prefix, shared)
         rest = self._serial
         self._serial += 1
-        for position in range(min(length, self._digits)):
+        for position in range(shared, min(length, shared + self._digits)):
             rest, digit = divmod(rest, self._base)
             ids[position] = self._low + digit
         return ids
+
+    def _shared(self, prefix: str, tokens: int) -> list[int]:
+        """The first tokens of a shared prefix; the same name gives the same ones, whatever the length."""
+        if not tokens:
+            return []
+        source = np.random.default_rng([zlib.crc32(prefix.encode()), self._shared_seed])
+        drawn: list[int] = source.integers(self._low, self._low + self._base, size=tokens).tolist()
+        return drawn

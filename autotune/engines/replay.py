@@ -81,9 +81,8 @@ class ReplayEngine(Engine):
         self._served[config] += 1
         log_path.write_text(f"replayed from {self._recording.source}: {recorded.name}\n")
         if recorded.outcome is not Outcome.STARTED:
-            raise LaunchFailed(
-                recorded.outcome, f"recorded so ({recorded.name}): {recorded.reason}", facts=recorded.facts
-            )
+            told = f": {recorded.reason}" if recorded.reason else ""
+            raise LaunchFailed(recorded.outcome, f"recorded so ({recorded.name}){told}", facts=recorded.facts)
         return _ReplaySession(recorded)
 
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from autotune import probe
+from autotune import devicelock, probe, redact
 from autotune.core.device import Device
+from autotune.core.facts import Facts
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.engines.base import Engine, LaunchFailed, Progress
 from autotune.engines.find import VllmCommand
-from autotune.engines.process import ServerProcess, free_port, wait_until
+from autotune.engines.process import CannotKeep, ServerProcess, free_port, wait_until
+from autotune.engines.served import ServedModel, tokenizer_settings, vocab_size, without_token
 from autotune.engines.session import HOST, ServerSession
 from autotune.engines.startup import NotReady, Patience, wait_ready
-from autotune.engines.tokenizer import write_byte_tokenizer
+from autotune.engines.surroundings import Surroundings
+from autotune.engines.tokenizer import tokenizer_folder
+from autotune.engines.watchdog import reap_orphans
 from autotune.errors import EngineUnavailable
+from autotune.fingerprint import cuda_of, engine_fingerprint, machine_fingerprint, model_fingerprint
 from autotune.units import MIB, mib_text
 from autotune.vllm.command import serve_args, yaml_config
 
@@ -28,21 +34,6 @@ from autotune.vllm.command import serve_args, yaml_config
 _IDLE_TOLERANCE_BYTES = 64 * MIB
 # The driver frees a dead process's memory within seconds; longer means that somebody still holds it.
 _IDLE_LIMIT_S = 30.0
-
-
-class ServedModel(Protocol):
-    """What the engine must know of a model; `autotune.models.load_model` gives it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> Path | None: ...
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-    @property
-    def has_weights(self) -> bool: ...
-    @property
-    def has_tokenizer(self) -> bool: ...
 
 
 class ServerEngine(Engine):
@@ -57,6 +48,8 @@ class ServerEngine(Engine):
         gpu_index: index as nvidia-smi counts, or UUID; None leaves the choice to vLLM.
         patience: how long a start may show no life.
         idle_limit_s: how long to wait for the device's idle level before and after a launch.
+        request_timeout_s: the longest wait for one answer; None for the load client's own.
+        term_s: how long a server may take to end by itself; None for `process.TERM_S`.
     """
 
     name = "vllm"
@@ -75,19 +68,38 @@ class ServerEngine(Engine):
         tokenizer: Path | None = None,
         patience: Patience | None = None,
         idle_limit_s: float = _IDLE_LIMIT_S,
+        request_timeout_s: float | None = None,
+        term_s: float | None = None,
     ) -> None:
+        self._request_timeout_s = request_timeout_s
+        self._term_s = term_s
         self._command = command
         self._model = model
-        self._extra = tuple(extra_args)
-        self._env = {**probe.gpu_environment(gpu_index), **(env or {})}
+        # A token on a command line can be read by everybody on the machine, and would stay on record.
+        self._extra, token = without_token(extra_args)
+        self._env = {**probe.gpu_environment(gpu_index), **token, **(env or {})}
         self._dummy = dummy_weights or (model.path is not None and not model.has_weights)
         self._patience = replace(patience or Patience(), total_s=start_timeout_s)
         self._tokenizer = tokenizer
         self._idle_limit_s = idle_limit_s
         self._idle_used_bytes: int | None = None
         self._gpu: probe.GpuReader | None = None
+        self._gpu_index = gpu_index
+        self._all_env = {**os.environ, **self._env}
         if command.kind == "cuda":
-            self._gpu = probe.GpuReader(command.python, gpu_index, env={**os.environ, **self._env})
+            self._gpu = probe.GpuReader(command.python, gpu_index, env=self._all_env)
+        self._reaped = False
+        #: What the last started server said of itself.
+        self._seen: Facts | None = None
+        redact.remember(self._all_env)
+
+    @contextlib.contextmanager
+    def hold(
+        self, note: Progress = lambda _: None, *, devices: int = 1, wait_s: float | None = None
+    ) -> Iterator[None]:
+        with devicelock.hold(self._lock_names(devices), note=note, wait_s=wait_s):
+            self._reap(note)
+            yield
 
     def device(self) -> Device:
         device = self._gpu.read() if self._gpu else probe.cpu_device()
@@ -105,7 +117,8 @@ class ServerEngine(Engine):
         self._tokenizer = folder
 
     def argv(self, config: LaunchConfig) -> list[str]:
-        return [*self._command.prefix, *self._options(config, tokenizer=self._tokenizer)]
+        words = [*self._command.prefix, *self._options(config, tokenizer=self._tokenizer)]
+        return redact.clean_words(words)
 
     def yaml_config(self, config: LaunchConfig) -> str:
         """The launch as a file for `vllm serve --config`, without host and port."""
@@ -123,16 +136,23 @@ class ServerEngine(Engine):
 
     def fingerprint(self) -> dict[str, Any]:
         """What a result depends on besides the configuration."""
+        cuda, torch = self._command.kind == "cuda", self._command.torch
+        version = {"cuda": cuda_of(torch) or "unknown"} if cuda else {}
         return {
-            **probe.fingerprint(),
+            **machine_fingerprint(self._gpu_index, self._all_env, cuda=cuda),
             "vllm": self._command.version,
             "vllm_kind": self._command.kind,
-            "vllm_command": shlex.join(self._command.prefix),
+            "vllm_command": redact.clean(shlex.join(self._command.prefix)),
+            "torch": torch or "unknown",
+            **version,
+            **model_fingerprint(self._model.name, self._model.path, self._model.config),
+            **engine_fingerprint(self._seen),
         }
 
     def launch(
         self, config: LaunchConfig, *, log_path: Path, progress: Progress = lambda _: None
     ) -> ServerSession:
+        self._reap(progress)
         polluted_bytes = self._wait_for_idle(progress)
         for last_try in (False, True):
             try:
@@ -171,7 +191,7 @@ class ServerEngine(Engine):
 
     def _environment(self) -> dict[str, str]:
         local = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} if self._model.path is not None else {}
-        return {**local, **os.environ, **self._env}
+        return {**local, **self._all_env}
 
     def _wait_for_idle(self, progress: Progress) -> int | None:
         """Bytes above the idle level that did not go away in time; 0 when clean, None when not known."""
@@ -182,31 +202,61 @@ class ServerEngine(Engine):
         if device.used_bytes is None:
             return None
         if device.polluted_by_bytes > _IDLE_TOLERANCE_BYTES:
-            progress(f"waiting for {mib_text(device.polluted_by_bytes)} of an earlier process to be freed")
+            progress(
+                f"waiting for {mib_text(device.polluted_by_bytes)} of an earlier process to be freed"
+                f"{self._held_by()}"
+            )
             wait_until(
                 lambda: self.device().polluted_by_bytes <= _IDLE_TOLERANCE_BYTES,
                 self._idle_limit_s,
                 poll_s=0.5,
             )
         polluted_bytes = self.device().polluted_by_bytes
-        return polluted_bytes if polluted_bytes > _IDLE_TOLERANCE_BYTES else 0
+        if polluted_bytes <= _IDLE_TOLERANCE_BYTES:
+            return 0
+        progress(f"{mib_text(polluted_bytes)} were not freed{self._held_by()}: not learnt from")
+        return polluted_bytes
+
+    def _held_by(self) -> str:
+        """`, held by python3 (pid 7, 803 MiB)`; nothing where the driver does not tell."""
+        found = probe.holders(self._gpu_index, self._all_env) or ()
+        return f", held by {', '.join(holder.text() for holder in found[:3])}" if found else ""
+
+    def _lock_names(self, devices: int) -> list[str]:
+        if self._gpu is None:
+            return [f"cpu-node{probe.own_node()}"]
+        found = probe.visible_uuids(self._gpu_index, self._all_env, count=devices)
+        # Without NVML the number that was asked for is the best name there is.
+        named = self._gpu_index if self._gpu_index is not None else self._all_env.get("CUDA_VISIBLE_DEVICES")
+        return [f"gpu-{uuid}" for uuid in found] or [f"gpu-{named or 0}"]
+
+    def _reap(self, note: Progress) -> None:
+        """Once: ends servers of an autotune that was killed together with its watchdog."""
+        if self._reaped:
+            return
+        self._reaped = True
+        ended = reap_orphans()
+        if ended:
+            note(f"ended {len(ended)} processes that a killed autotune had left")
 
     def _launch_once(
         self, config: LaunchConfig, log_path: Path, progress: Progress, polluted_bytes: int | None
     ) -> ServerSession:
         port = free_port()
         kills = probe.oom_kills()
+        found = probe.holders(self._gpu_index, self._all_env) if self._gpu is not None else None
+        before = None if found is None else {holder.pid for holder in found}
         progress("starting vLLM")
         own_tokenizer = None
         if self._dummy and not self._model.has_tokenizer and self._tokenizer is None:
-            own_tokenizer = self._tokenizer_settings()
+            own_tokenizer = tokenizer_settings(self._model)
         try:
             process = ServerProcess(
                 lambda folder: [
                     *self._command.prefix,
                     *self._options(
                         config,
-                        tokenizer=_write_tokenizer(folder, own_tokenizer)
+                        tokenizer=tokenizer_folder(folder, **own_tokenizer)
                         if own_tokenizer
                         else self._tokenizer,
                         host=HOST,
@@ -216,6 +266,11 @@ class ServerEngine(Engine):
                 env=self._environment(),
                 log_path=log_path,
             )
+        except CannotKeep as error:
+            raise EngineUnavailable(
+                f"cannot write {error.filename}: {error.strerror}",
+                hint="free some space, or choose another place with --runs-dir",
+            ) from error
         except OSError as error:
             raise EngineUnavailable(
                 f"cannot start {self._command.prefix[0]}: {error.strerror or error}",
@@ -225,9 +280,13 @@ class ServerEngine(Engine):
             process,
             port,
             self._served,
-            self._vocab_size(),
+            vocab_size(self._model),
             polluted_bytes=polluted_bytes,
             on_close=self._settle,
+            surroundings=lambda server: self._surroundings(server, before),
+            api_key=self._all_env.get("VLLM_API_KEY"),
+            request_timeout_s=self._request_timeout_s,
+            term_s=self._term_s,
         )
         try:
             try:
@@ -238,7 +297,18 @@ class ServerEngine(Engine):
         except BaseException:
             session.close()
             raise
+        self._seen = session.facts()
         return session
+
+    def _surroundings(self, server: ServerProcess, before: set[int] | None) -> Surroundings:
+        return Surroundings(
+            cuda=self._gpu is not None,
+            own_pids=lambda: [proc.pid for proc in server.members(deep=True)],
+            own_cpu_s=server.cpu_s,
+            gpu=self._gpu_index,
+            env=self._all_env,
+            before=before,
+        )
 
     def _settle(self) -> None:
         """After a server ended: waits until the device's memory is back."""
@@ -248,29 +318,3 @@ class ServerEngine(Engine):
                 self._idle_limit_s,
                 poll_s=0.2,
             )
-
-    def _text_config(self) -> Mapping[str, Any]:
-        """The language model's part of the config (multimodal models nest it)."""
-        for key in ("text_config", "llm_config", "language_config"):
-            if "vocab_size" not in self._model.config and isinstance(self._model.config.get(key), Mapping):
-                nested: Mapping[str, Any] = self._model.config[key]
-                return nested
-        return self._model.config
-
-    def _vocab_size(self) -> int:
-        # 256 byte tokens are the least that any vocabulary has; prompts then use ids below that.
-        return int(self._text_config().get("vocab_size") or 256)
-
-    def _tokenizer_settings(self) -> dict[str, int]:
-        config = self._text_config()
-        return {
-            "vocab_size": self._vocab_size(),
-            "max_length": int(config.get("max_position_embeddings") or 1 << 20),
-        }
-
-
-def _write_tokenizer(folder: Path, settings: Mapping[str, int]) -> Path:
-    target = folder / "tokenizer"
-    target.mkdir()
-    write_byte_tokenizer(target, vocab_size=settings["vocab_size"], max_length=settings["max_length"])
-    return target

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autotune import probe
+from autotune import probe, redact
 from autotune.core.facts import Facts
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.core.workload import Workload
 from autotune.engines.base import LaunchFailed, MeasurePlan, Progress, Session, Window
 from autotune.engines.effects import facts_from_metrics, ineffective_options
-from autotune.engines.load import LoadClient, LoadError, ServerStuck
+from autotune.engines.load import REQUEST_TIMEOUT_S, BadAnswer, LoadClient, LoadError, ServerStuck
 from autotune.engines.metrics import Metrics, parse_metrics
 from autotune.engines.process import ServerProcess, wait_until
 from autotune.engines.startup import get, get_status
+from autotune.engines.surroundings import Surroundings
 from autotune.vllm.logs import read_log_file
 
 _LOG_TAIL_BYTES = 4000
@@ -39,14 +40,26 @@ class ServerSession(Session):
         *,
         polluted_bytes: int | None,
         on_close: Callable[[], None],
+        surroundings: Callable[[ServerProcess], Surroundings],
+        api_key: str | None = None,
+        request_timeout_s: float | None = None,
+        term_s: float | None = None,
     ) -> None:
         self._process = process
         self._port = port
         self._facts = Facts(polluted_by_bytes=polluted_bytes)
         self._on_close = on_close
+        self._surroundings = surroundings
+        self._api_key = api_key
+        self._term_s = term_s
         self._closed = False
         self._load = LoadClient(
-            self.base_url, model, vocab_size=vocab_size, alive=lambda: self._process.returncode is None
+            self.base_url,
+            model,
+            vocab_size=vocab_size,
+            alive=lambda: self._process.returncode is None,
+            api_key=api_key,
+            request_timeout_s=request_timeout_s or REQUEST_TIMEOUT_S,
         )
 
     @property
@@ -66,23 +79,35 @@ class ServerSession(Session):
         return self._facts
 
     def fill(self, target_len: int) -> None:
+        self._facts = replace(self._facts, requested_len=target_len)
+        started = self._facts.max_model_len
+        if started is not None and started < target_len:
+            raise self._refused(f"it started with a context of {started} tokens, {target_len} are needed")
         try:
             self._load.fill(target_len)
+        except BadAnswer as error:
+            # It answers, and not with what the target is.
+            raise self._died(
+                error, f"two requests of {target_len} tokens were not served: {error}"
+            ) from error
         except LoadError as error:
             raise self._died(error) from error
+        self._facts = replace(self._facts, filled_len=target_len)
 
     def measure(
         self, workload: Workload, plan: MeasurePlan, progress: Progress = lambda _: None
     ) -> Iterator[Window]:
         try:
-            yield from self._load.measure(workload, plan, progress)
+            with self._surroundings(self._process) as around:
+                for window in self._load.measure(workload, plan, progress):
+                    yield replace(window, doubts=(*window.doubts, *around.doubts()))
         except LoadError as error:
             raise self._died(error) from error
 
     def close(self) -> None:
         if self._closed:
             return
-        self._process.end()
+        self._process.end(term_s=self._term_s)
         self._closed = True
         self._on_close()
 
@@ -103,6 +128,7 @@ class ServerSession(Session):
         self._facts = replace(
             facts,
             polluted_by_bytes=self._facts.polluted_by_bytes,
+            max_model_len=served_max_len or facts.max_model_len,
             ineffective={**facts.ineffective, **ineffective},
         )
 
@@ -130,18 +156,34 @@ class ServerSession(Session):
             text = f"the kernel ended a process for want of host memory ({text})"
         return LaunchFailed(
             outcome,
-            text or reason,
-            facts=replace(reading.facts, polluted_by_bytes=self._facts.polluted_by_bytes),
-            log_tail=_tail(self._process.log_path),
+            redact.clean(text or reason),
+            facts=self._with_own(reading.facts),
+            log_tail=redact.clean(_tail(self._process.log_path)),
             transient=outcome in (Outcome.PORT, Outcome.HUNG),
         )
 
-    def _died(self, error: Exception) -> LaunchFailed:
+    def _refused(self, reason: str) -> LaunchFailed:
+        """A server that runs and does not do what was asked."""
+        log_tail = redact.clean(_tail(self._process.log_path))
+        return LaunchFailed(Outcome.OTHER, reason, facts=self._facts, log_tail=log_tail)
+
+    def _with_own(self, facts: Facts) -> Facts:
+        """Facts of the log with what only this session knows."""
+        own = self._facts
+        return replace(
+            facts,
+            polluted_by_bytes=own.polluted_by_bytes,
+            max_model_len=own.max_model_len or facts.max_model_len,
+            requested_len=own.requested_len,
+            filled_len=own.filled_len,
+        )
+
+    def _died(self, error: Exception, reason: str = "") -> LaunchFailed:
         """Waits for the server's last words, then reads them."""
         if get_status(self._port, "/health") != 200:
             wait_until(lambda: self._process.returncode is not None, _DEATH_S)
         status = self._process.returncode
-        reason = str(error) or type(error).__name__
+        reason = reason or str(error) or type(error).__name__
         if status is not None:
             reason = f"{reason} (exit status {status})"
         return self.failure("hung" if isinstance(error, ServerStuck) else "gone", reason)
@@ -155,7 +197,7 @@ class ServerSession(Session):
             return parse_metrics("")
 
     def _served_max_len(self) -> int | None:
-        status, text = get(self._port, "/v1/models")
+        status, text = get(self._port, "/v1/models", api_key=self._api_key)
         try:
             value = json.loads(text)["data"][0].get("max_model_len") if status == 200 else None
         except (ValueError, LookupError, TypeError, AttributeError):

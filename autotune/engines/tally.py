@@ -3,26 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
 
 from autotune.core.workload import Shape
-
-
-def interleaved(shapes: Sequence[Shape]) -> Iterator[Shape]:
-    """The shapes forever, by weight, so that any stretch holds the mix to within a request per shape.
-
-    Smooth weighted round-robin (nginx): each turn every shape gains its weight, the richest is
-    taken and pays the sum of all.
-    """
-    total = sum(shape.weight for shape in shapes)
-    credit = [0.0] * len(shapes)
-    while True:
-        for at, shape in enumerate(shapes):
-            credit[at] += shape.weight
-        # The first of equals; max() alone would do, but for rounding of weights such as 0.1.
-        richest = max(range(len(shapes)), key=lambda at: (round(credit[at] / total, 9), -at))
-        credit[richest] -= total
-        yield shapes[richest]
 
 
 class Tally:
@@ -31,6 +13,10 @@ class Tally:
     def __init__(self) -> None:
         self.requests = 0
         self.tokens = 0
+        self.failed = 0
+        #: Output tokens of the failed requests: the server may have made and counted some of them.
+        self.failed_tokens = 0
+        self.last_failure = ""
         self.clients: set[int] = set()
         self.flying: dict[int, tuple[float, Shape]] = {}
         # Of each input length: output tokens finished, and the seconds they took.
@@ -47,6 +33,13 @@ class Tally:
         self.requests += 1
         self.tokens += shape.output_tokens
         self.clients.add(client)
+
+    def fail(self, client: int, why: str) -> None:
+        """A request that the server did not serve: its tokens count for nothing."""
+        _, shape = self.flying.pop(client)
+        self.failed += 1
+        self.failed_tokens += shape.output_tokens
+        self.last_failure = why
 
     @property
     def flying_tokens(self) -> int:

@@ -27,6 +27,19 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(shifted)) for byte in range(256)]
 
 
+def tokenizer_folder(parent: Path, *, vocab_size: int, max_length: int | None) -> Path:
+    """A byte-level tokenizer in the new folder `parent/tokenizer`, which is returned.
+
+    Raises:
+        BadInput: as `write_byte_tokenizer`.
+    """
+    folder = parent / "tokenizer"
+    folder.mkdir()
+    # A config without a length sets no bound on it: 2^20 is above every model's.
+    write_byte_tokenizer(folder, vocab_size=vocab_size, max_length=max_length or 1 << 20)
+    return folder
+
+
 def write_byte_tokenizer(folder: Path, *, vocab_size: int, max_length: int) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json` with ids below `vocab_size`.
 

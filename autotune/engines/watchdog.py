@@ -25,8 +25,12 @@ from typing import NamedTuple
 
 #: Environment variable by which a server's processes are recognised.
 MARK = "AUTOTUNE_LAUNCH_ID"
+#: Environment variable that says whose server it is (`owner_text`).
+OWNER = "AUTOTUNE_OWNER"
 #: Private temporary folders begin with this; nothing else is ever removed.
 TMP_PREFIX = "at-"
+#: In such a folder: whose it is.
+OWNER_FILE = ".owner"
 
 # Python's resource tracker frees shared memory and semaphores when its clients are gone (about 0.1 s,
 # seen with vLLM 0.32); killed together with them it would leave them in /dev/shm. It gets this long.
@@ -106,6 +110,82 @@ def belongings(group: int | None, mark: str, known: set[tuple[int, int]], *, dee
     found = [alive[pid] for pid in sorted(ours)]
     known.update((proc.pid, proc.start) for proc in found)
     return found
+
+
+def owner_text() -> str:
+    """This process, told from every other one: id, start, and the namespace and boot that ids belong to."""
+    me = read_process(os.getpid())
+    return f"{os.getpid()}.{me.start if me else 0}.{_world()}"
+
+
+def _world() -> str:
+    """Within it a process id has one meaning: the pid namespace of one boot."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{os.readlink('/proc/self/ns/pid')}.{boot}"
+    except OSError:
+        return ""
+
+
+def is_gone(owner: str) -> bool:
+    """True when the owner has certainly ended; False for one that lives, or of whom nothing is known here."""
+    pid, _, rest = owner.partition(".")
+    start, _, world = rest.partition(".")
+    if not (pid.isdigit() and start.isdigit() and world) or world != _world():
+        return False
+    # A zombie ends nothing any more, and is none of `processes`.
+    proc = read_process(int(pid))
+    return proc is None or proc.start != int(start)
+
+
+def orphans() -> dict[str, list[Proc]]:
+    """Servers whose autotune and watchdog both died: mark and processes, only of this user."""
+    found: dict[str, list[Proc]] = {}
+    alive = processes()
+    # Whoever started this autotune is not ended by it, whatever environment it has.
+    pid = os.getpid()
+    while pid in alive:
+        pid = alive.pop(pid).parent
+    for proc in alive.values():
+        try:
+            if os.stat(f"/proc/{proc.pid}").st_uid != os.getuid():
+                continue
+            with open(f"/proc/{proc.pid}/environ", "rb") as file:
+                pairs = (item.partition(b"=") for item in file.read().split(b"\0"))
+                variables = {
+                    name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+                    for name, _, value in pairs
+                    if name in (MARK.encode(), OWNER.encode())
+                }
+        except OSError:
+            continue
+        if variables.get(MARK) and is_gone(variables.get(OWNER, "")):
+            found.setdefault(variables[MARK], []).append(proc)
+    return found
+
+
+def reap_orphans(parent: str = "/tmp") -> list[int]:
+    """Ends the servers of dead autotunes and removes their private folders; nothing else is touched.
+
+    Returns:
+        The ids of the processes that were ended.
+    """
+    ended: list[int] = []
+    for mark, procs in orphans().items():
+        ended += [proc.pid for proc in procs]
+        kill_all(None, mark, {(proc.pid, proc.start) for proc in procs})
+    for name in os.listdir(parent):
+        folder = os.path.join(parent, name)
+        if not name.startswith(TMP_PREFIX) or os.path.islink(folder):
+            continue
+        with contextlib.suppress(OSError):
+            if os.stat(folder).st_uid != os.getuid():
+                continue
+            with open(os.path.join(folder, OWNER_FILE)) as file:
+                if is_gone(file.read(4096)):
+                    remove_folder(folder)
+    return ended
 
 
 def shared_memory(pids: list[int]) -> set[str]:

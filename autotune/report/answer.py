@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 from autotune.engines.base import Engine
+from autotune.redact import is_secret_name
 from autotune.report.summary import how_known
 from autotune.runs import RunFolder
 from autotune.search.result import choose
 from autotune.search.state import SearchState
-
-#: Names of variables whose values are secrets; a run folder is shown around.
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW", re.IGNORECASE)
 
 
 def write_answer(folder: RunFolder, engine: Engine, state: SearchState) -> str | None:
@@ -40,6 +37,6 @@ def write_answer(folder: RunFolder, engine: Engine, state: SearchState) -> str |
 
 def _export(name: str, value: str) -> str:
     """A line of launch.sh; a secret is asked for, never written down."""
-    if _SECRET.search(name):
+    if is_secret_name(name):
         return f': "${{{name}:?is needed}}"\n'
     return f"export {name}={shlex.quote(value)}\n"

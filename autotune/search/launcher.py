@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from typing import Protocol
 
 from autotune.core.facts import Facts
-from autotune.core.gates import Verdict
-from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
-from autotune.engines.base import Engine, LaunchFailed
+from autotune.core.workload import Workload
+from autotune.engines.base import Engine, LaunchFailed, Window
 from autotune.runs import RunFolder
 from autotune.search.events import Listener
 from autotune.search.goal import Goal
-from autotune.search.state import SearchState
 from autotune.search.trial import Trial
+
+
+class Spending(Protocol):
+    """What a launch needs to know of its run: how many were spent, what became of them, the load."""
+
+    launches: int
+    trials: list[Trial]
+    workload: Workload
 
 
 class Launcher:
@@ -34,44 +41,49 @@ class Launcher:
         self._listen = listener
         self._clock = clock
 
-    def launch(
+    def spend(
         self,
-        number: int,
-        purpose: str,
-        config: LaunchConfig,
-        verdict: Verdict,
-        state: SearchState,
-    ) -> Trial:
-        """The trial of one launch, appended to `state.trials` and to trials.jsonl.
+        trial: Trial,
+        state: Spending,
+        *,
+        target_len: int | None,
+        label: str,
+        load: bool = True,
+        stop: Callable[[list[float]], str | None] = lambda _: None,
+    ) -> None:
+        """Makes the launch of `trial`, which is appended to `state.trials` and to trials.jsonl.
 
         Feasible means started and served: the fill test comes before the load, and a server that dies
         under load has no throughput.
 
+        Args:
+            target_len: tokens of the two requests of the fill test; None leaves it out.
+            label: names the log.
+            load: False leaves out measuring.
+            stop: asked after each window with the rates so far; a reason ends the measuring.
+
         Raises:
             KeyboardInterrupt: after the server is closed and the trial recorded as interrupted.
         """
-        log = self._folder.log_path(state.launches, purpose)
-        trial = Trial(
-            number=number,
-            purpose=purpose,
-            config=config,
-            verdict=verdict,
-            outcome=Outcome.STARTED,
-            charged=True,
-            launch=state.launches,
-            argv=self._engine.argv(config),
-            log=f"logs/{log.name}",
-            started_at=utc_now(),
-        )
+        log = self._folder.log_path(state.launches, label)
+        trial.launch, trial.log = state.launches, f"logs/{log.name}"
+        trial.argv, trial.started_at = self._engine.argv(trial.config), utc_now()
         self._listen.launching(trial, state.launches, self._goal.max_launches)
         began = self._clock()
         try:
-            with self._engine.launch(config, log_path=log, progress=self._listen.phase) as session:
+            with self._engine.launch(trial.config, log_path=log, progress=self._listen.phase) as session:
                 trial.facts = session.facts()
-                self._listen.phase(f"serving two requests of {self._goal.target_len} tokens")
-                session.fill(self._goal.target_len)
-                for window in session.measure(state.workload, self._goal.plan, self._listen.phase):
-                    trial.windows.append(window)
+                if target_len is not None:
+                    self._listen.phase(f"serving two requests of {target_len} tokens")
+                    session.fill(target_len)
+                if load:
+                    windows = session.measure(state.workload, self._goal.plan, self._listen.phase)
+                    for window in windows:
+                        trial.windows.append(window)
+                        trial.stopped = stop(trial.rates) or ""
+                        if trial.stopped:
+                            break
+                    _close(windows)
                 trial.facts = _later(session.facts(), trial.facts)
         except LaunchFailed as failure:
             trial.outcome, trial.reason = failure.outcome, failure.reason
@@ -80,12 +92,21 @@ class Launcher:
         except KeyboardInterrupt:
             trial.outcome, trial.reason, trial.windows = Outcome.OTHER, "interrupted", []
             raise
+        except Exception as error:  # an engine that is gone, or a fault of ours: kept, and passed on
+            trial.outcome, trial.reason, trial.windows = Outcome.OTHER, f"interrupted: {error}", []
+            raise
         finally:
             trial.seconds = self._clock() - began
             state.trials.append(trial)
             self._folder.append_trial(trial.record())
             self._listen.finished(trial)
-        return trial
+
+
+def _close(windows: Iterator[Window]) -> None:
+    """Ends a measurement at once, not when the garbage collector finds it."""
+    close = getattr(windows, "close", None)
+    if close is not None:
+        close()
 
 
 def utc_now() -> str:

@@ -3,76 +3,48 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-from autotune.core import stats
-from autotune.core.launch import LaunchConfig
 from autotune.engines.base import Engine
 from autotune.errors import Unreachable
+from autotune.search.columns import margin_of
+from autotune.search.score import TIE, Scored, ratio_of, score
 from autotune.search.state import SearchState
 from autotune.search.trial import Trial
+from autotune.units import MIB
 
-#: Within this share two configurations count as equal (issue 7 and PolyServe: ties within 2 %).
-TIE = 0.02
 #: Spread taken for a figure that was measured once without windows (a recording's single number).
 #: Source: S1's own repeats of one configuration, 1.81 and 2.04 tok/s, are 12 % apart; rounded up.
 _UNKNOWN_SPREAD = 0.15
-
-
-@dataclass(frozen=True)
-class Scored:
-    """A configuration with its throughput.
-
-    Attributes:
-        tok_s: mean of its launches' output tokens per second.
-        interval: 95 % bounds; None when a single figure carries none.
-    """
-
-    config: LaunchConfig
-    tok_s: float
-    interval: tuple[float, float] | None
-    launches: int
-    rates: list[list[float]]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "params": self.config.params(),
-            "tok_s": self.tok_s,
-            "ci95": list(self.interval) if self.interval else None,
-            "launches": self.launches,
-        }
-
-
-def score(state: SearchState, config: LaunchConfig) -> Scored:
-    """The throughput of `config` over all its launches that measured one."""
-    rates = [trial.rates for trial in state.of(config) if trial.tok_s is not None]
-    interval = None
-    if len(rates) > 1 or len(rates[0]) > 1:
-        summary = stats.summarise(rates)
-        # A rate is never below zero, whatever a t-interval of two launches says.
-        interval = (max(0.0, summary.low_tok_s), summary.high_tok_s)
-    return Scored(config, state.mean_tok_s(config), interval, len(rates), rates)
+#: Two margins this close are one.
+_MARGIN_STEP_BYTES = 64 * MIB
 
 
 def choose(state: SearchState) -> Scored | None:
-    """The winner: the best mean of launches, confirmed ones before those measured once; the baseline
-    when nothing is better than it by more than a tie.
+    """The winner: of those launched again the best mean, and among those within a tie of it the baseline,
+    else the one with more memory margin and fewer options.
     """
-    served = state.served()
+    served = state.within_limits()
     if not served:
         return None
+    baseline = state.baseline.config
     # The search's maximum is biased upward (winner's curse): once finalists were launched again, only
     # they can win.
-    repeated = [config for config in served if len(state.of(config)) > 1]
-    confirmed = [c for c in repeated if any(t.purpose == "confirm" for t in state.of(c))]
-    best = score(state, (confirmed or served)[0])
-    baseline = state.baseline.config
-    if baseline in served and baseline != best.config:
-        reference = score(state, baseline)
-        if best.tok_s <= reference.tok_s * (1 + TIE):
-            return reference
-    return best
+    again = [c for c in served if any(t.purpose == "confirm" for t in state.of(c))]
+    pool = again or served[:1]
+    if baseline in served and baseline not in pool:
+        pool = [*pool, baseline]
+    scored = [score(state, config) for config in pool]
+    most = max(one.tok_s for one in scored)
+    close = [one for one in scored if one.tok_s * (1 + TIE) >= most]
+    return max(close, key=lambda one: (one.config == baseline, *_ease(state, one), one.tok_s))
+
+
+def _ease(state: SearchState, scored: Scored) -> tuple[float, int]:
+    """What is preferred among equals: memory margin in steps, then fewer options."""
+    verdict = state.of(scored.config)[-1].verdict
+    margin = min(margin_of(verdict), 1e15)
+    return round(margin / _MARGIN_STEP_BYTES), -len(scored.config.params())
 
 
 def status_of(winner: Scored, baseline: Scored | None, state: SearchState) -> str:
@@ -87,7 +59,10 @@ def status_of(winner: Scored, baseline: Scored | None, state: SearchState) -> st
     if winner.interval is None or baseline.interval is None:
         sure = winner.tok_s * (1 - _UNKNOWN_SPREAD) > baseline.tok_s * (1 + _UNKNOWN_SPREAD)
         return "improved" if sure else "inconclusive"
-    return stats.judge(stats.summarise(winner.rates), stats.summarise(baseline.rates), tie=TIE)
+    low, high = ratio_of(winner, baseline)
+    if low > 1:
+        return "improved"
+    return "same" if low >= 1 - TIE and high <= 1 + TIE else "inconclusive"
 
 
 def result_of(state: SearchState, engine: Engine, command: str | None) -> dict[str, Any]:
@@ -96,7 +71,8 @@ def result_of(state: SearchState, engine: Engine, command: str | None) -> dict[s
     base_config = state.baseline.config
     base_trials = [t for t in state.trials if t.config == base_config and t.purpose == "baseline"]
     base_score = score(state, base_config) if base_config in state.served() and base_config else None
-    status = status_of(winner, base_score, state) if winner else "inconclusive"
+    allowed = base_score if base_config in state.within_limits() else None
+    status = status_of(winner, allowed, state) if winner else "inconclusive"
     charged = [trial for trial in state.trials if trial.charged]
     doubts = _doubts(state, winner)
     if base_config is None:
@@ -123,11 +99,17 @@ def result_of(state: SearchState, engine: Engine, command: str | None) -> dict[s
         "failed": sum(1 for trial in charged if trial.tok_s is None),
         "candidates": len(state.pool),
         "pruned": dict(state.pool.refused()),
+        "left_out": dict(state.pool.left_out),
         "wrong_admits": sum(1 for trial in charged if trial.wrong_admit),
         "ineffective": state.ineffective,
+        "ended": state.ended,
         "seconds": round(state.seconds, 1),
         "command": command,
-        "valid_for": {"workload": state.workload.as_dict(), "vllm_version": engine.version()},
+        "valid_for": {
+            "workload": state.workload.as_dict(),
+            "vllm_version": engine.version(),
+            **state.limits(),
+        },
         "doubts": doubts,
         "interrupted": state.interrupted,
     }
@@ -139,7 +121,7 @@ def _ratio(winner: Scored | None, baseline: Scored | None) -> dict[str, Any] | N
         return None
     interval = None
     if winner.interval and baseline.interval:
-        low, high = stats.ratio_interval(stats.summarise(winner.rates), stats.summarise(baseline.rates))
+        low, high = ratio_of(winner, baseline)
         interval = [low, high] if math.isfinite(high) else None
     return {"best": winner.tok_s / baseline.tok_s, "ci95": interval}
 
@@ -156,7 +138,7 @@ def _doubts(state: SearchState, winner: Scored | None) -> list[str]:
     found = [f"{_label(trial)}: {doubt}" for trial in trials for doubt in trial.doubts]
     if state.out_of_time:
         found.append("the time budget ended the search")
-    if winner and winner.launches < 2 and state.goal.confirm_launches:
+    if winner and not state.confirmed(winner.config) and state.goal.confirm_launches:
         found.append("the best was launched once: its figure was not confirmed")
     return list(dict.fromkeys(found))
 

@@ -16,7 +16,7 @@ from autotune.spaces import Space
 
 @dataclass
 class SearchState:
-    """Written by the tuner alone."""
+    """Written by the tuner alone; everything but `pool` and `calibration` follows from the trials."""
 
     goal: Goal
     space: Space
@@ -31,6 +31,8 @@ class SearchState:
     ineffective: dict[str, str] = field(default_factory=dict)
     interrupted: bool = False
     out_of_time: bool = False
+    #: Why searching ended before its launches were used up.
+    ended: str = ""
     notes: list[str] = field(default_factory=list)
 
     def of(self, config: LaunchConfig) -> list[Trial]:
@@ -39,10 +41,34 @@ class SearchState:
 
     def served(self) -> list[LaunchConfig]:
         """Configurations that have a throughput, the fastest (mean of launches) first; one that
-        failed in any launch is left out."""
+        failed in any launch is left out.
+        """
         configs = dict.fromkeys(trial.config for trial in self.trials if trial.tok_s is not None)
         whole = [c for c in configs if all(t.tok_s is not None or t.transient for t in self.of(c))]
         return sorted(whole, key=self.mean_tok_s, reverse=True)
+
+    def within_limits(self) -> list[LaunchConfig]:
+        """Of those, the ones that keep the person's limits on latency."""
+        return [c for c in self.served() if all(not self.beyond(t) for t in self.of(c))]
+
+    def beyond(self, trial: Trial) -> dict[str, float]:
+        """Limits on latency that a launch broke: name -> by how much, as a share of the limit."""
+        found = {}
+        for name, most in self.limits().items():
+            seen = trial.latency_ms(name.removeprefix("max_").removesuffix("_ms"))
+            if trial.tok_s is not None and (seen is None or seen > most):
+                found[name] = 1.0 if seen is None else seen / most - 1
+        return found
+
+    def limits(self) -> dict[str, float]:
+        """The person's limits, by name."""
+        asked = {"max_ttft_ms": self.goal.max_ttft_ms, "max_tpot_ms": self.goal.max_tpot_ms}
+        return {name: most for name, most in asked.items() if most is not None}
+
+    def confirmed(self, config: LaunchConfig) -> bool:
+        """True when there was a launch after the search, or more than one."""
+        trials = [trial for trial in self.of(config) if trial.tok_s is not None]
+        return len(trials) > 1 or any(trial.purpose == "confirm" for trial in trials)
 
     def mean_tok_s(self, config: LaunchConfig) -> float:
         rates = [trial.tok_s for trial in self.of(config) if trial.tok_s is not None]

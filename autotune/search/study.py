@@ -8,7 +8,7 @@ it is kept for infrastructure faults; a finished trial is COMPLETE with every co
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from autotune.core.gates import Verdict
+from autotune.core.launch import SEARCHED, LaunchConfig
 from autotune.core.outcome import GATES
 from autotune.errors import BadInput
+from autotune.spaces import Space
 from autotune.units import GIB
 
 #: Violation told for a refusal that has no bytes (a bad argument, a crash): one GiB, of the size
@@ -35,20 +37,23 @@ class Study:
         *,
         seed: int,
         journal: Path,
-        storage: str | None = None,
+        storage: str | optuna.storages.BaseStorage | None = None,
         name: str = "autotune",
+        limits: Sequence[str] = (),
     ) -> None:
         """Opens the study.
 
         Args:
             values: option -> every value a trial may carry, None for vLLM's default.
             journal: file of the study when `storage` is None.
-            storage: an Optuna storage URL given by the person.
+            storage: an Optuna storage URL given by the person, or a storage itself.
+            limits: names of the person's limits on latency; each is a constraint of every trial.
 
         Raises:
             BadInput: the storage cannot be opened.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._limits = tuple(limits)
         self._distributions: dict[str, BaseDistribution] = {
             option: CategoricalDistribution(list(choices)) for option, choices in values.items()
         }
@@ -57,18 +62,14 @@ class Study:
                 study_name=name,
                 storage=storage or _journal_storage(journal),
                 direction="maximize",
-                # Start-up trials draw at random; our own seeds stand in for them (R3).
-                sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=4),
+                # Every trial is enqueued: proposer.py chooses among candidates that TPE cannot enumerate.
+                # Whoever goes on with the study by other means finds Optuna's default.
+                sampler=optuna.samplers.TPESampler(seed=seed),
                 # Optuna's default pruner judges a noisy series by its luckiest window.
                 pruner=optuna.pruners.NopPruner(),
             )
         except Exception as error:  # every storage backend has errors of its own
             raise BadInput(f"cannot open the study's storage: {str(error).splitlines()[0]}") from None
-
-    def propose(self) -> tuple[optuna.Trial, dict[str, Any]]:
-        """What the sampler would try next: the open trial and its options without defaults."""
-        trial = self._study.ask(self._distributions)
-        return trial, {name: value for name, value in trial.params.items() if value is not None}
 
     def open(self, params: Mapping[str, Any]) -> optuna.Trial:
         """An open trial of exactly these options."""
@@ -77,7 +78,7 @@ class Study:
 
     def tell_refused(self, trial: optuna.Trial, verdict: Verdict, reason: str) -> None:
         """Refused by arithmetic: PRUNED, with each gate's signed excess."""
-        self._constrain(trial, constraints_of(verdict, refused=True))
+        self._constrain(trial, {**constraints_of(verdict, refused=True), **self._kept()})
         trial.set_user_attr("refused", reason)
         self._study.tell(trial, state=TrialState.PRUNED)
 
@@ -90,17 +91,11 @@ class Study:
                     state=TrialState.PRUNED,
                     params=self._full(params),
                     distributions=dict(self._distributions),
-                    constraints=constraints_of(verdict, refused=True),
+                    constraints={**constraints_of(verdict, refused=True), **self._kept()},
                     user_attrs={"refused": reason},
                 )
             )
         return len(self._study.get_trials(deepcopy=False)) - 1
-
-    def tell_outside(self, trial: optuna.Trial) -> None:
-        """Not of the person's space: PRUNED, violating `launch` alone."""
-        keys = (*(gate.value for gate in GATES), "launch")
-        self._constrain(trial, {**dict.fromkeys(keys, 0.0), "launch": _NO_BYTES_GIB})
-        self._study.tell(trial, state=TrialState.PRUNED)
 
     def tell_failed(self, trial: optuna.Trial, verdict: Verdict, reason: str, *, transient: bool) -> None:
         """Launched and not served: PRUNED and `launch` = 1; FAIL for infrastructure faults."""
@@ -108,15 +103,40 @@ class Study:
         if transient:
             self._study.tell(trial, state=TrialState.FAIL)
             return
-        self._constrain(trial, {**constraints_of(verdict, refused=False), "launch": _NO_BYTES_GIB})
+        broken = {**constraints_of(verdict, refused=False), "launch": _NO_BYTES_GIB, **self._kept()}
+        self._constrain(trial, broken)
         self._study.tell(trial, state=TrialState.PRUNED)
 
-    def tell_measured(self, trial: optuna.Trial, verdict: Verdict, tok_s: float) -> None:
-        self._constrain(trial, constraints_of(verdict, refused=False))
+    def tell_measured(
+        self,
+        trial: optuna.Trial,
+        verdict: Verdict,
+        tok_s: float,
+        *,
+        rates: Sequence[float] = (),
+        stopped: str = "",
+        beyond: Mapping[str, float] | None = None,
+    ) -> None:
+        """Served: COMPLETE with its throughput, windows as intermediate values.
+
+        Args:
+            stopped: why measuring ended early. The mean of fewer windows is a measurement all the same, and
+                says more than a PRUNED trial could: TPE ranks those after every complete one.
+            beyond: by how much each of the person's limits was broken; 0 or less where it was kept.
+        """
+        self._constrain(trial, {**constraints_of(verdict, refused=False), **self._kept(beyond)})
+        for step, rate in enumerate(rates):
+            trial.report(rate, step)
+        if stopped:
+            trial.set_user_attr("stopped", stopped)
         self._study.tell(trial, tok_s)
 
     def trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
+
+    def _kept(self, beyond: Mapping[str, float] | None = None) -> dict[str, float]:
+        """The same keys for every trial: how far each limit was broken, 0 where nothing is known."""
+        return {name: (beyond or {}).get(name, 0.0) for name in self._limits}
 
     def _full(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return {name: params.get(name) for name in self._distributions}
@@ -150,3 +170,16 @@ def _journal_storage(path: Path) -> optuna.storages.BaseStorage:
     from optuna.storages.journal import JournalFileBackend
 
     return JournalStorage(JournalFileBackend(str(path)))
+
+
+def values_of(space: Space, configs: Iterable[LaunchConfig]) -> dict[str, list[Any]]:
+    """Every value that a trial of this run may carry, for Optuna's fixed distributions: the space's, the
+    baseline's, and None for an option that may turn out to have no effect.
+    """
+    listed = list(configs)
+    values = {}
+    for name in SEARCHED:
+        seen: set[Any] = {getattr(config, name) for config in listed} | set(space.values.get(name, ()))
+        if len(seen) > 1 or seen == {None}:
+            values[name] = [None, *sorted(seen - {None})]
+    return {name: choices for name, choices in values.items() if len(choices) > 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,12 @@ class Trial:
     refused_by: str = ""
     #: An infrastructure fault (port, lost process): says nothing about the configuration.
     transient: bool = False
+    #: Why measuring ended early, when it could not become the best any more.
+    stopped: str = ""
+    #: Where the proposal came from: "predicted", "model", "random"; empty for the baseline and repeats.
+    proposed_by: str = ""
+    #: Tokens per second that were expected before the launch.
+    expected_tok_s: float | None = None
 
     @property
     def tok_s(self) -> float | None:
@@ -74,6 +81,11 @@ class Trial:
     @property
     def rates(self) -> list[float]:
         return [window.tok_s for window in self.windows]
+
+    def latency_ms(self, name: str) -> float | None:
+        """The 95th percentile of `ttft` or `tpot` over the probes of this launch, None without any."""
+        seen = sorted(value for window in self.windows for value in getattr(window, f"{name}_ms", ()))
+        return seen[math.ceil(0.95 * len(seen)) - 1] if seen else None
 
     @property
     def doubts(self) -> list[str]:
@@ -113,8 +125,13 @@ class Trial:
             "launch": self.launch or None,
             "refused_by": self.refused_by or None,
             "reason": self.reason,
+            "stopped": self.stopped or None,
+            "proposed_by": self.proposed_by or None,
+            "expected_tok_s": self.expected_tok_s,
             "headroom_bytes": verdict["headroom_bytes"],
             "ledger": verdict["ledger"],
+            "kv": verdict["kv"],
+            "resolved": verdict["resolved"],
             "observed": self.facts.as_dict(),
             "measurement": self._measurement(),
             "log": self.log,
@@ -132,6 +149,7 @@ class Trial:
                 {"seconds": round(w.seconds, 3), "output_tokens": w.output_tokens} for w in self.windows
             ],
             "requests": sum(window.requests for window in self.windows),
+            **{f"p95_{n}_ms": self.latency_ms(n) for n in ("ttft", "tpot") if self.latency_ms(n) is not None},
             "preemptions": sum(window.preemptions for window in self.windows),
             "prefix_hit_tokens": sum(window.prefix_hit_tokens for window in self.windows),
             "doubts": self.doubts,

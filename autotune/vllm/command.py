@@ -6,9 +6,12 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from autotune.core.launch import LaunchConfig
+from autotune.core.launch import AUTO_LENGTH, LaunchConfig
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: Short options of `vllm serve` and their long names (engine/arg_utils.py); a config file knows only
 #: long ones.
@@ -22,42 +25,48 @@ _SHORT = {
     "-ac": "attention-config",
 }
 
+#: Flags whose absence means on.
+_ON_BY_DEFAULT = {"enable_prefix_caching", "enable_chunked_prefill", "async_scheduling"}
+
+
+class Serving(TypedDict, total=False):
+    """What a launch is given beside its options.
+
+    Attributes:
+        extra: words of the person's own, which come last, so that they win over an option before them.
+        dummy_weights: `--load-format dummy`.
+    """
+
+    host: str | None
+    port: int | None
+    extra: Sequence[str]
+    tokenizer: str | None
+    dummy_weights: bool
+    served_model_name: str | None
+
 
 def serve_args(
-    config: LaunchConfig,
-    *,
-    model: str,
-    host: str | None = None,
-    port: int | None = None,
-    extra: Sequence[str] = (),
-    tokenizer: str | None = None,
-    dummy_weights: bool = False,
-    served_model_name: str | None = None,
-    as_module: bool = False,
+    config: LaunchConfig, *, model: str, as_module: bool = False, **serving: Unpack[Serving]
 ) -> list[str]:
     """The words after `vllm serve` (or, `as_module`, after `python -m ...api_server`).
 
-    Only options that are given appear; `extra` comes last, so that it wins over an option before it.
+    Only options that are given appear.
     """
     words = ["--model", model] if as_module else [model]
-    for name, value in _options(config, host, port, tokenizer, dummy_weights, served_model_name):
+    for name, value in _options(config, serving):
+        if name == "optimization-level":
+            # `-O2` is taken by every version, the long name from 0.12 on.
+            words.append(f"-O{value}")
+            continue
         words.append(f"--{name}")
-        if value is not True:
+        if isinstance(value, list):
+            words += map(str, value)
+        elif value is not True:
             words.append(_text(value))
-    return [*words, *extra]
+    return [*words, *serving.get("extra", ())]
 
 
-def yaml_config(
-    config: LaunchConfig,
-    *,
-    model: str,
-    host: str | None = None,
-    port: int | None = None,
-    extra: Sequence[str] = (),
-    tokenizer: str | None = None,
-    dummy_weights: bool = False,
-    served_model_name: str | None = None,
-) -> str:
+def yaml_config(config: LaunchConfig, *, model: str, **serving: Unpack[Serving]) -> str:
     """The same launch as a file for `vllm serve --config FILE.yaml`.
 
     Keys are long option names with dashes; `true` stands for a bare flag. JSON stays a string, which
@@ -66,8 +75,8 @@ def yaml_config(
     import yaml
 
     keys: dict[str, Any] = {"model": model}
-    keys.update(_options(config, host, port, tokenizer, dummy_weights, served_model_name))
-    keys.update(_extra_keys(extra))
+    keys.update(_options(config, serving))
+    keys.update(_extra_keys(serving.get("extra", ())))
     text: str = yaml.safe_dump(
         keys, sort_keys=False, allow_unicode=True, default_flow_style=False, width=1000
     )
@@ -79,27 +88,28 @@ def command_line(argv: Sequence[str]) -> str:
     return shlex.join(argv)
 
 
-def _options(
-    config: LaunchConfig,
-    host: str | None,
-    port: int | None,
-    tokenizer: str | None,
-    dummy_weights: bool,
-    served_model_name: str | None,
-) -> Iterator[tuple[str, Any]]:
-    """Long option names and plain values; True for a bare flag."""
+def _options(config: LaunchConfig, serving: Serving) -> Iterator[tuple[str, Any]]:
+    """Long option names and plain values; True for a bare flag, a list for several words."""
     for name, value in config.params().items():
-        if name == "limit_mm_per_prompt":
-            value = limit_json(value)
-        # A flag that is off is vLLM's default; `--no-...` is unknown to old versions.
-        if value is not False:
-            yield name.replace("_", "-"), value
+        dashed = name.replace("_", "-")
+        if value is False:
+            # `--no-...` is unknown to old versions, so it is said only where it changes something.
+            if name in _ON_BY_DEFAULT:
+                yield f"no-{dashed}", True
+        elif name == "limit_mm_per_prompt":
+            yield dashed, limit_json(value)
+        elif name == "cudagraph_capture_sizes":
+            yield dashed, [int(size) for size in re.findall(r"\d{1,9}", value)] or value
+        elif name == "max_model_len" and value == AUTO_LENGTH:
+            yield dashed, "auto"
+        else:
+            yield dashed, value
     for name, value in (
-        ("host", host),
-        ("port", port),
-        ("tokenizer", tokenizer),
-        ("load-format", "dummy" if dummy_weights else None),
-        ("served-model-name", served_model_name),
+        ("host", serving.get("host")),
+        ("port", serving.get("port")),
+        ("tokenizer", serving.get("tokenizer")),
+        ("load-format", "dummy" if serving.get("dummy_weights") else None),
+        ("served-model-name", serving.get("served_model_name")),
     ):
         if value is not None:
             yield name, value

@@ -12,74 +12,75 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 from autotune.core.facts import Facts
 from autotune.units import GIB
-from autotune.vllm.failures import flexible
+from autotune.vllm.rules import flexible
 
-# (word that must occur, pattern). The names of the groups are the names of the figures.
-_PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (need, flexible(pattern))
-    for need, pattern in (
-        ("took", r"(?:Model loading|Loading model weights) took (?P<weights>[\d.]+) Gi?B"),
-        ("take", r"model weights take (?P<weights>[\d.]+)GiB; non_torch_memory takes (?P<non_torch>-?[\d.]+)GiB; "
+# (words one of which must occur, with "|" between them, pattern). The names of the groups are the names of the figures.
+PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = tuple(
+    (tuple(needs.split("|")), flexible(pattern))
+    for needs, pattern in (
+        ("loading took|weights took", r"(?:Model loading|Loading model weights) took (?P<weights>[\d.]+) Gi?B"),
+        ("model weights take|non_torch_memory takes|reserved for KV Cache", r"model weights take (?P<weights>[\d.]+)GiB; non_torch_memory takes (?P<non_torch>-?[\d.]+)GiB; "
                  r"PyTorch activation peak memory takes (?P<activation>-?[\d.]+)GiB; "
                  r"the rest of the memory reserved for KV Cache is (?P<pool>-?[\d.]+)GiB"),
-        ("total_gpu_memory", r"total_gpu_memory \((?P<total>[\d.]+)GiB\) x gpu_memory_utilization "
+        ("total_gpu_memory (|x gpu_memory_utilization", r"total_gpu_memory \((?P<total>[\d.]+)GiB\) x gpu_memory_utilization "
                              r"\((?P<gmu>[\d.]+)\) = (?P<requested>[\d.]+)GiB"),
-        ("kv_cache_size", r"total_gpu_memory=(?P<total>[\d.]+)GiB .*non_torch_memory=(?P<non_torch>-?[\d.]+)GiB "
+        ("kv_cache_size=", r"total_gpu_memory=(?P<total>[\d.]+)GiB .*non_torch_memory=(?P<non_torch>-?[\d.]+)GiB "
                           r"kv_cache_size=(?P<pool>-?[\d.]+)GiB gpu_memory_utilization=(?P<gmu>[\d.]+)"),
-        ("Available", r"Available KV cache memory: (?P<pool>-?[\d.]+) GiB"),
-        ("reserved", r"Initial free memory (?P<free>[\d.]+) GiB, reserved (?P<pool>[\d.]+) GiB memory for KV Cache"),
-        ("size:", r"KV cache size: (?P<tokens>[\d,]+) tokens"),
-        ("concurrency", r"Maximum concurrency for (?P<max_len>[\d,]+) tokens per request: (?P<concurrency>[\d.]+)x"),
-        ("Desired", r"Free memory on device(?: \S+)? \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup\. Desired "
+        ("Available KV|cache memory: ", r"Available KV cache memory: (?P<pool>-?[\d.]+) GiB"),
+        ("Initial free memory", r"Initial free memory (?P<free>[\d.]+) GiB, reserved (?P<pool>[\d.]+) GiB memory for KV Cache"),
+        ("KV cache size: ", r"KV cache size: (?P<tokens>[\d,]+) tokens"),
+        ("Maximum concurrency", r"Maximum concurrency for (?P<max_len>[\d,]+) tokens per request: (?P<concurrency>[\d.]+)x"),
+        ("Desired GPU|on startup. Desired", r"Free memory on device(?: \S+)? \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup\. Desired "
                     r"GPU memory utilization is \((?P<gmu>[\d.]+), (?P<requested>[\d.]+) GiB\)"),
-        ("usage", r"Actual usage is (?P<weights_plan>[\d.]+) GiB for weight, (?P<activation>-?[\d.]+) GiB for peak "
+        ("Actual usage is|for peak activation", r"Actual usage is (?P<weights_plan>[\d.]+) GiB for weight, (?P<activation>-?[\d.]+) GiB for peak "
                   r"activation, (?P<non_torch>-?[\d.]+) GiB for non-torch memory, and (?P<graphs>-?[\d.]+) GiB"),
-        ("usage", r"Actual usage is (?P<consumed>-?[\d.]+) GiB for consumed memory \(weights \+ non-torch\), "
+        ("Actual usage is|for peak activation", r"Actual usage is (?P<consumed>-?[\d.]+) GiB for consumed memory \(weights \+ non-torch\), "
                   r"(?P<activation>-?[\d.]+) GiB for peak activation, and (?P<graphs>-?[\d.]+) GiB"),
-        ("Current", r"Current kv cache memory in use is (?P<pool>-?[\d.]+) GiB"),
-        ("Current", r"Current kv cache memory in use is (?P<pool_bytes>-?\d+) bytes"),
-        ("Graph", r"Graph capturing finished in \W*\d+ secs\W*, took (?P<graphs>-?[\d.]+) GiB"),
-        ("graph", r"CUDA graph pool memory: (?P<graphs>-?[\d.]+) GiB \(actual\)"),
-        ("max_num_batched_tokens", r"Chunked prefill is enabled with max_num_batched_tokens=(?P<batched_tokens>\d+)"),
-        ("accommodate", r"Raising max_num_batched_tokens from \d+ to (?P<batched_tokens>\d+) to accommodate"),
-        ("offloaded", r"Total CPU offloaded parameters: (?P<offloaded>[\d.]+)"),
-        ("block", r"Setting (?:kv cache|attention) block size to (?P<block_size>\d+)"),
-        ("blocks", r"# (?:GPU|cuda|hip|rocm|xpu|tpu|hpu|neuron) blocks: (?P<blocks>\d+),"),
-        ("blocks", r"^GPU blocks: (?P<blocks>\d+), # CPU"),
-        ("num_gpu_blocks", r"num_gpu_blocks is: (?P<blocks>\d+)"),
-        ("num_gpu_blocks_override", r"Overriding num_gpu_blocks=[1-9]\d* with num_gpu_blocks_override=(?P<blocks>\d+)"),
-        ("Auto-fit", r"Auto-fit max_model_len: reduced from \d+ to (?P<max_len>\d+)"),
-        ("Auto-fit", r"Auto-fit max_model_len: full model context length (?P<max_len>\d+)"),
-        ("model", r"Using max model len (?P<max_len>\d+)"),
-        ("init", r"init engine \(profile, create kv cache, warmup model\) took \W*(?P<init_s>[\d.]+) s"),
-        ("Auto", r"Auto set \((?P<pool>[\d.]+)/(?P<total>[\d.]+)\) GiB for KV cache on node \d+, with "
+        ("Current kv cache", r"Current kv cache memory in use is (?P<pool>-?[\d.]+) GiB"),
+        ("Current kv cache", r"Current kv cache memory in use is (?P<pool_bytes>-?\d+) bytes"),
+        ("capturing finished", r"Graph capturing finished in \W*\d+ secs\W*, took (?P<graphs>-?[\d.]+) GiB"),
+        ("CUDA graph pool", r"CUDA graph pool memory: (?P<graphs>-?[\d.]+) GiB \(actual\)"),
+        ("max_num_batched_tokens=", r"Chunked prefill is enabled with max_num_batched_tokens=(?P<batched_tokens>\d+)"),
+        ("Raising max_num_batched_tokens", r"Raising max_num_batched_tokens from \d+ to (?P<batched_tokens>\d+) to accommodate"),
+        ("CPU offloaded parameters", r"Total CPU offloaded parameters: (?P<offloaded>[\d.]+)"),
+        ("block size to", r"Setting (?:kv cache|attention) block size to (?P<block_size>\d+)"),
+        ("GPU blocks: |cuda blocks: |hip blocks: |rocm blocks: |xpu blocks: |tpu blocks: |hpu blocks: |neuron blocks: ", r"# (?:GPU|cuda|hip|rocm|xpu|tpu|hpu|neuron) blocks: (?P<blocks>\d+),"),
+        ("GPU blocks: ", r"^GPU blocks: (?P<blocks>\d+), # CPU"),
+        ("num_gpu_blocks is: ", r"num_gpu_blocks is: (?P<blocks>\d+)"),
+        ("Overriding num_gpu_blocks", r"Overriding num_gpu_blocks=[1-9]\d* with num_gpu_blocks_override=(?P<blocks>\d+)"),
+        ("Auto-fit max_model_len", r"Auto-fit max_model_len: reduced from \d+ to (?P<max_len>\d+)"),
+        ("Auto-fit max_model_len", r"Auto-fit max_model_len: full model context length (?P<max_len>\d+)"),
+        ("Using max model len", r"Using max model len (?P<max_len>\d+)"),
+        ("init engine (", r"init engine \(profile, create kv cache, warmup model\) took \W*(?P<init_s>[\d.]+) s"),
+        ("Auto set (|memory for the worker", r"Auto set \((?P<pool>[\d.]+)/(?P<total>[\d.]+)\) GiB for KV cache on node \d+, with "
                  r"(?P<requested>[\d.]+) GiB requested memory for the worker\. (?P<non_kv>[\d.]+) GiB"),
-        ("Explicitly", r"Explicitly set \((?P<pool>[\d.]+)/(?P<total>[\d.]+)\) GiB for KV cache on node"),
-        ("startup", r"(?:Free memory on device(?: \S+)?|Available memory on node \d+) "
+        ("Explicitly set", r"Explicitly set \((?P<pool>[\d.]+)/(?P<total>[\d.]+)\) GiB for KV cache on node"),
+        ("on startup is|on device|on startup", r"(?:Free memory on device(?: \S+)?|Available memory on node \d+) "
                     r"\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than"
                     r"(?: desired (?:GPU|CPU) memory utilization \((?P<gmu>[\d.]+), (?P<requested>[\d.]+) GiB\))?"),
-        ("allocation", r"Available memory on node \d+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on kv cache allocation "
+        ("kv cache allocation|requested memory for kv", r"Available memory on node \d+ \((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on kv cache allocation "
                        r"is less than requested memory for kv \((?P<pool>-?[\d.]+)(?:/(?P<requested>[\d.]+) GiB)?"),
-        ("already", r"The worker already uses (?P<non_kv>[\d.]+) GiB \(model weights and runtime\), more than the "
+        ("worker already uses|weights and runtime", r"The worker already uses (?P<non_kv>[\d.]+) GiB \(model weights and runtime\), more than the "
                     r"(?P<requested>[\d.]+) GiB"),
-        ("serve", r"max seq len \((?P<max_len>\d+)\), \(?(?P<needed>[\d.]+) Gi?B KV cache is needed, which is larger "
+        ("max seq len|KV cache is needed|larger than the available", r"max seq len \((?P<max_len>\d+)\), \(?(?P<needed>[\d.]+) Gi?B KV cache is needed, which is larger "
                   r"than the available KV cache memory \((?P<have>-?[\d.]+) Gi?B\)"
                   r"(?:.{0,80}?estimated maximum model length is (?P<fits_len>\d+))?"),
-        ("stored", r"max seq len \((?P<max_len>\d+)\) is larger than the maximum number of tokens that can be stored "
+        ("stored in KV|maximum number of tokens", r"max seq len \((?P<max_len>\d+)\) is larger than the maximum number of tokens that can be stored "
                    r"in KV cache \((?P<tokens>\d+)\)"),
-        ("capacity", r"has a total capacity of (?P<total_at_failure>[\d.]+) GiB of which"),
-        ("engine", r"LLM engine \(v(?P<version>\d+\.\d+\.\d+[\w.+-]*)"),
-        ("ersion", r"(?:vLLM API server version |\bversion +)(?P<version>\d+\.\d+\.\d+[\w.+-]*)"),
-        ("Runner", r"Using (?P<runner>V[12]) Model Runner"),
-        ("runner", r"using the (?P<runner>V[12]) model runner"),
-        ("ackend", r"[Uu]sing (?:AttentionBackendEnum\.)?(?P<backend>FLASH_ATTN|FLASHINFER|TRITON_ATTN|FLEX_ATTENTION"
+        ("has a total capacity", r"has a total capacity of (?P<total_at_failure>[\d.]+) GiB of which"),
+        ("LLM engine (v", r"LLM engine \(v(?P<version>\d+\.\d+\.\d+[\w.+-]*)"),
+        ("server version|version ", r"(?:vLLM API server version |\bversion +)(?P<version>\d+\.\d+\.\d+[\w.+-]*)"),
+        ("Model Runner", r"Using (?P<runner>V[12]) Model Runner"),
+        ("model runner", r"using the (?P<runner>V[12]) model runner"),
+        (" backend|attention backend", r"[Uu]sing (?:AttentionBackendEnum\.)?(?P<backend>FLASH_ATTN|FLASHINFER|TRITON_ATTN|FLEX_ATTENTION"
                    r"|CPU_ATTN|TORCH_SDPA|XFORMERS|ROCM_\w+|\w*MLA\w*|Flash Attention|FlashInfer|XFormers|Torch SDPA"
                    r"|Triton(?: MLA)?|FlexAttention)(?: attention)? backend(?! for vit)\b"),
-        ("Enforce", r"Enforce eager set(?P<eager>)"),
+        ("Enforce eager", r"Enforce eager set(?P<eager>)"),
     )
 )  # fmt: skip
 
@@ -101,11 +102,16 @@ _ARGUMENT = re.compile(
     r"|kv_cache_memory_bytes|load_format|model|num_gpu_blocks_override)'?\s?[=:]\s?"
     r"('[^']*'|True|False|-?\d+(?:\.\d+)?)(?=[,)}\s]|$)"
 )
-_ARGUMENT_LINE = re.compile(r"non-default args: |\bargs: Namespace\(|LLM engine \(v\S+\) with config: ")
+#: The head of a line that lists options, and words one of which is in any of them.
+ARGUMENT_LINE = re.compile(r"non-default args: |\bargs: Namespace\(|LLM engine \(v\S+\) with config: ")
+
+ARGUMENT_WORDS = ("args: ", "with config")
 
 # The smallest of several counts: ranks with less room bind all of them.
 _SMALLEST = ("pool", "tokens", "concurrency")
 
+# Figures that are no part of `Facts`: their names outside.
+_FIGURES = {"gmu": "gpu_memory_utilization"}
 
 _V1_ENGINE_FILES = (
     "gpu_worker.py",
@@ -123,25 +129,14 @@ _V0_ENGINE_FILES = (
 )
 
 
-def figures_in(text: str, *, crossing: int = 0) -> tuple[tuple[str, str], ...]:
-    """Names and values of all figures that `text` states; those of launch options begin with "--".
-
-    Args:
-        text: a cleaned line, or several that a terminal had wrapped.
-        crossing: only figures whose text spans this position (where lines were joined).
-    """
-    found: list[tuple[str, str]] = []
-    for need, pattern in _PATTERNS:
-        match = pattern.search(text) if need in text else None
-        if match and (not crossing or match.start() < crossing < match.end()):
-            found += [(k, v) for k, v in match.groupdict().items() if v is not None]
-    if (
-        not crossing
-        and ("args: " in text or "with config: " in text)
-        and (head := _ARGUMENT_LINE.search(text))
-    ):
-        found += [(f"--{name}", value) for name, value in _ARGUMENT.findall(text[head.end() :])]
-    return tuple(found)
+@lru_cache(maxsize=16)  # a server that is started again and again says the same
+def arguments_in(text: str) -> tuple[tuple[str, str], ...]:
+    """Names, after "--", and values of the launch options in a line that lists them."""
+    head = ARGUMENT_LINE.search(text)
+    if head is None:
+        return ()
+    found = tuple((f"--{name}", value) for name, value in _ARGUMENT.findall(text[head.end() :]))
+    return (("options", "1"), *found) if head[0].startswith("non-default") else found
 
 
 class FactsBuilder:
@@ -158,6 +153,10 @@ class FactsBuilder:
     def figure(self, name: str) -> float | None:
         """A figure as the log states it (GiB, tokens, counts), or None."""
         return self._figures.get(name)
+
+    def figures(self) -> dict[str, float]:
+        """Figures that `Facts` has no place for."""
+        return {_FIGURES[name]: value for name, value in self._figures.items() if name in _FIGURES}
 
     def take(self, figures: Iterable[tuple[str, str]]) -> None:
         """Add figures found by `figures_in` and arguments found by `arguments_in` to what is known."""

@@ -3,29 +3,39 @@
 The parent's last words ("Engine core initialization failed. See root cause above.") never name the
 cause: the earliest text that does wins. Out of memory is told apart by stage: first by the functions of
 the traceback, then by how far the process that ran out had come, last by the allocator's own figures.
-Lines are read one by one; memory is bounded by a cache of lines, whatever the log's length.
+A sieve finds the lines that may matter; only these, and their neighbours where a terminal wrapped them,
+are read. Memory is bounded whatever the log's length.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from functools import cache, lru_cache
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from autotune.core.facts import Facts
 from autotune.core.outcome import Outcome
-from autotune.vllm.failures import Kind
-from autotune.vllm.logscan import Scan, scan_line
-from autotune.vllm.logsession import Session
-from autotune.vllm.logtext import Line, clean_line, parse_line, read_lines, split_lines
+from autotune.vllm.logscan import DULL, PROBES, SPAM_WORDS, About, Scan, may_tell, scan_line
+from autotune.vllm.logservers import Servers
+from autotune.vllm.logsession import Mark
+from autotune.vllm.logsieve import CONTEXT_LINES, Sieve, Window
+from autotune.vllm.logtext import Line, clean_line, parse_line, read_blocks, text_blocks
+from autotune.vllm.rules import REFUSALS, Kind
 
-_K = TypeVar("_K", str, bytes)
-_V = TypeVar("_V")
+__all__ = ["LogReading", "Quote", "clean_line", "fatal_line", "read_log", "read_log_file"]
 
-__all__ = ["LogReading", "clean_line", "fatal_line", "read_log", "read_log_file"]
+
+@dataclass(frozen=True)
+class Quote:
+    """A cleaned line and its number in the log, from 1; 0 when it stands for no single line."""
+
+    line: int
+    text: str
 
 
 @dataclass(frozen=True)
@@ -43,212 +53,312 @@ class LogReading:
         serving: the HTTP server said that it is up, or answered.
         args: the launch's options as the log prints them (non-default ones, and those of the engine's
             config).
+        all_args: `args` holds every option that was given: what is not in it is vLLM's default.
+        stage: how far the start came, in words; "" when nothing shows it.
+        figures: figures that Facts has no place for, by their own name.
+        lines: how many lines the log has.
+        known: words of vLLM that a start consists of are among them.
+        binary: its beginning is not text.
+        others: what became of other servers in the same log.
     """
 
     facts: Facts
     outcome: Outcome | None
     reason: str
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[Quote, ...] = ()
     serving: bool = False
     args: Mapping[str, Any] = field(default_factory=dict)
+    all_args: bool = False
+    stage: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    lines: int = 0
+    known: bool = False
+    binary: bool = False
+    others: tuple[LogReading, ...] = ()
+
+    @property
+    def reason_line(self) -> int:
+        """The number of the line that decided, 0 when nothing did."""
+        return self.evidence[0].line if self.evidence else 0
 
 
 def read_log(text: str | Iterable[str]) -> LogReading:
     """The reading of a log given whole or line by line."""
-    reader = _Reader()
-    for raw in split_lines(text) if isinstance(text, str) else text:
-        reader.feed(raw)
-    return reader.reading()
+    return read_blocks_of_log(text_blocks(text))
 
 
 def read_log_file(path: Path) -> LogReading:
-    """The reading of a log file of any size and content, in bounded memory."""
-    return read_log(read_lines(path))
+    """The reading of a log file of any size and content, also a compressed one, in bounded memory."""
+    return read_blocks_of_log(read_blocks(path))
+
+
+def read_blocks_of_log(blocks: Iterable[bytes]) -> LogReading:
+    """The reading of a log that arrives as blocks of UTF-8 bytes, cut anywhere."""
+    reader = _Reader()
+    for window in _sieve().windows(reader.look(blocks)):
+        reader.feed(window)
+    reader.end()
+    return reader.reading()
 
 
 def fatal_line(line: str) -> bool:
     """Whether `line` means that this start has failed for good, so that waiting for it is wasted."""
-    rules = (rule for part in parse_line(line) for rule in scan_line(part).rules)
-    return any(rule.kind not in (Kind.WAIT, Kind.BROAD) for rule in rules)
+    return any(_is_fatal(scan_line(part)) for part in parse_line(line))
 
 
-# Figures do not decide whether a line matters, except in these (exit codes, errno, counts of 0).
-_DIGITS = b"0123456789"
-_DIGITS_DECIDE = re.compile(r"exit|returned|\bcode\b|status|Errno|ignal|SIG|blocks|illed|for kv|sm_|': -")
+def _is_fatal(scan: Scan) -> bool:
+    if scan.error or scan.line.level in ("ERROR", "CRITICAL") or "error: " in scan.line.text:
+        return any(rule.kind not in (Kind.WAIT, Kind.BROAD) for rule in scan.rules)
+    # What a device or an option does not allow is also said in passing, by libraries that do without it.
+    return any(
+        rule.kind not in (Kind.WAIT, Kind.BROAD) and rule.outcome not in REFUSALS for rule in scan.rules
+    )
+
+
+# No log holds many of these.
+_NOT_TEXT = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
 # What users send is printed in the server's log and proves nothing.
 _REQUEST = ("Received request ", "Added request ")
+# A line that begins so goes on with nothing that stood before it.
+_BEGINS_ANEW = re.compile(
+    rb"[ \t]*(?:\([A-Z][A-Za-z]\w*[ )]|[A-Z]+ +[\[\d]|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):|\d{4}-\d\d-\d\d"
+    rb"[T ]|\{\"|\[\d|[A-Za-z_.]+(?:Error|Exception)\b|Traceback)"
+)
+# No terminal is narrower or wider.
+_COLUMNS = range(30, 513)
+#: `_ERRORS` are probes that only say that something went wrong.
+_ERRORS = frozenset(i for i, probe in enumerate(PROBES) if probe.about is About.ERROR)
+_STAGES = ("", "loading weights", "profiling memory", "making the KV pool", "capturing CUDA graphs",
+           "warming up", "serving")  # fmt: skip
+_WORDS = tuple((word, i) for i, probe in enumerate(PROBES) for word in probe.needs)
+#: Words with figures that matter: of two lines that differ in these only one may tell something.
+_DIGITS = frozenset(number for number, (word, _) in enumerate(_WORDS) if re.search(r"\d|kv \(", word))
 
 
-class _Begins(Enum):
-    """Whether a telling text may begin in a line that tells nothing by itself, to go on in the next."""
-
-    NEVER = 0
-    MAYBE = 1
-    #: vLLM's prefix is on it: it ends what came before, too.
-    AFRESH = 2
+#: The words without blanks, which are lost where a terminal wrapped a line at one.
+_COMPACT = tuple((word.replace(" ", ""), probe) for word, probe in _WORDS)
 
 
-# Lines of a log are few texts with other figures: what one says is kept for this many.
-_CACHE_LINES = 2048
-# Longer ones are not kept, so that the cache stays under 20 MB; the engine's config line comes near.
-_CACHED_CHARS = 8192
-# A terminal of 80 columns wraps vLLM's longest message that matters (250 characters and its prefix) into
-# 4 lines.
-_WRAPPED_LINES = 4
-# No terminal is wider: longer lines were not wrapped by one.
-_MAX_COLUMNS = 512
+@lru_cache(maxsize=4096)
+def _probes_of(words: tuple[int, ...]) -> list[int]:
+    return sorted({_WORDS[word][1] for word in words})
+
+
+@cache
+def _sieve() -> Sieve:
+    words = [word for word, _ in _WORDS]
+    spam = [number for number, word in enumerate(words) if word in SPAM_WORDS]
+    return Sieve(words, spam=spam, dull=DULL)
+
+
+# Lines of one text with other figures are common: what one tells is kept for this many.
+_CACHED_LINES = 2048
+# The engine's config line is about 4 kB; what is longer is not kept, so that this stays under 20 MB.
+_CACHED_BYTES = 8192
+_TIME_BYTES = 128
+_TIMES = re.compile(rb"\d\d:\d\d:\d\d(?:[.,]\d+)?")
+# A wrapped log has as many joints as long lines, and they tell something; after so many in vain only
+# those near the end are looked at, where a failure is.
+_JOINTS_IN_VAIN = 3000
+_LAST_JOINTS = 500
+# Every line of the first MiB and of the last few pages is looked at for such joints.
+_THOROUGH_BYTES = 1 << 20
+_LAST_LINES = 2000
 
 
 class _Reader:
-    """Feeds each line once to the session, from a cache where its text was seen before."""
+    """Reads the lines that the sieve found and feeds them to the servers that speak in them."""
 
     def __init__(self) -> None:
-        self._session = Session()
-        self._earlier: Session | None = None
+        self._servers = Servers()
+        # By a line's text without digits, where these do not matter; else by the text without its time.
         self._scans: dict[bytes, tuple[Scan, ...]] = {}
-        self._exact: dict[str, tuple[Scan, ...]] = {}  # lines whose figures count
-        self._joints: dict[str, Scan] = {}
-        # The text without digits of lines (and joints of lines) that tell nothing by themselves.
-        self._quiet: dict[bytes, _Begins] = {}
-        # Raw lines that a telling text may begin in, and their keys.
-        self._recent: list[str] = []
-        self._recent_keys: list[bytes] = []
-        self._telling = 0  # lines until the last telling one leaves the window
-        self._at = 0
+        self._exact: dict[bytes, tuple[Scan, ...]] = {}
+        self._in_vain = 0
+        self._postponed: deque[tuple[Window, int, int]] = deque(maxlen=_LAST_JOINTS)
+        self._joined_to = 0  # number of the last line that was read joined with others
+        self._lines = self._bytes = 0
+        self._known = False
+        self._binary: bool | None = None
+        self._last: Window | None = None
 
-    def feed(self, raw: str) -> None:
-        self._at += 1
-        if self._session.serving and ("Avg prompt throughput" in raw or 'HTTP/1.1" 200' in raw):
-            # Health checks are answered by a server whose engine hangs, too.
-            if "POST " in raw:
-                self._session.answered()
-            return
-        if (
-            len(raw) > _CACHED_CHARS and raw[0] != "{"
-        ):  # no message is longer, only a collector's JSON around it
-            raw = raw[:_CACHED_CHARS]
-        key = self._key(raw)
-        begins = self._quiet.get(key)
-        if begins is None:
-            self._feed_new(raw, key)
-        elif begins is _Begins.AFRESH:
-            self._begin(raw, key)
-        elif self._recent:
-            self._join(raw, key)
-        elif begins is _Begins.MAYBE:
-            self._begin(raw, key)
+    def look(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """`blocks`, of whose first one it is noted whether it is text."""
+        for block in blocks:
+            if self._binary is None and block:
+                head = block[:4096]
+                self._binary = len(head.translate(None, _NOT_TEXT)) < 0.9 * len(head)
+            yield block
+
+    def feed(self, window: Window) -> None:
+        # Where a terminal cut the one word that a short text is found by, only a look at all lines helps.
+        thorough = self._bytes < _THOROUGH_BYTES
+        self._bytes += window.size_bytes
+        for position in window.fresh if thorough else window.hits:
+            number = window.number(position)
+            words = window.hits.get(position)
+            if words:
+                self._read(window.line(position), number, words)
+            if thorough and not words and window.length(position) < _COLUMNS.start:
+                continue  # no terminal is so narrow
+            if number <= self._joined_to or window.alone(position, _BEGINS_ANEW):
+                continue
+            if thorough or self._in_vain < _JOINTS_IN_VAIN:
+                self._read_paragraph(window, position, number)
+            else:
+                self._postponed.append((window, position, number))
+        self._lines = window.last_number
+        self._last = None if thorough else window
+
+    def end(self) -> None:
+        """Nothing follows."""
+        for window, position, number in self._postponed:
+            if number > self._joined_to:
+                self._read_paragraph(window, position, number)
+        self._postponed.clear()
+        if self._last:
+            window = self._last.again()
+            for position in window.fresh[-_LAST_LINES:]:
+                number = window.number(position)
+                if number > self._joined_to and not window.alone(position, _BEGINS_ANEW):
+                    self._read_paragraph(window, position, number)
 
     def reading(self) -> LogReading:
-        session = self._session
-        outcome, mark = session.verdict()
-        if outcome is None and self._earlier is not None:  # the restarted server had not come to an end
-            session = self._earlier
-            outcome, mark = session.verdict()
-        evidence = [mark.text] if mark else []
-        evidence += [cause.text for cause in session.causes() if cause.text not in evidence]
-        if outcome is not None and outcome is not Outcome.STARTED and session.proof:
-            evidence.append(session.proof)
-        return LogReading(
-            facts=session.builder.facts(),
-            outcome=outcome,
-            reason=mark.text if mark else "",
-            evidence=tuple(evidence),
-            serving=session.serving,
-            args=dict(session.builder.args),
+        reading, *others = (
+            LogReading(
+                facts=session.builder.facts(),
+                outcome=outcome,
+                reason=mark.text if mark else "",
+                evidence=tuple(_quotes(mark, session.causes(), session.proof)),
+                serving=session.serving,
+                args=dict(session.builder.args),
+                all_args=session.builder.figure("options") is not None,
+                stage=_STAGES[session.furthest],
+                figures=session.builder.figures(),
+                lines=self._lines,
+                known=self._known,
+                binary=bool(self._binary),
+            )
+            for session, outcome, mark in self._servers.verdicts()
         )
+        return LogReading(**{**reading.__dict__, "others": tuple(others)}) if others else reading
 
-    def _feed_new(self, raw: str, key: bytes) -> None:
+    def _read(self, line: bytes, number: int, words: tuple[int, ...]) -> None:
+        end = line.find(b")") + 1 if line.startswith(b"(") else 0  # the process id is no mere figure
+        key = line[:end] + line[end:].translate(None, b"0123456789")
         scans = self._scans.get(key)
         if scans is None:
-            scans = self._exact.get(raw)
+            scans = self._scan(line, key, words)
+        for scan in scans:
+            self._known = self._known or not scan.error
+            self._servers.apply(scan, number, answered=scan.serves and b"POST " in line)
+
+    def _scan(self, line: bytes, key: bytes, words: tuple[int, ...]) -> tuple[Scan, ...]:
+        raw = line.decode("utf-8", "replace")
+        probes = _probes_of(words)
+        # A collector's JSON may have escaped what is looked for, the rest of a colour may stand before it.
+        if "{" not in raw and "[0m" not in raw:
+            probes = may_tell(raw, probes)
+        figures_matter = not _DIGITS.isdisjoint(words)
+        # Half of it is not text: a binary file, of which no line is to be read.
+        if not probes or raw.count("\ufffd") * 2 > len(raw) or any(word in raw for word in _REQUEST):
+            if not figures_matter:
+                _keep(self._scans, key, ())
+            return ()
+        if _ERRORS.issuperset(probes) and not self._servers.errors_matter:
+            return ()
+        exact_key = _without_times(line)
+        scans = self._exact.get(exact_key)
         if scans is None:
-            # Half of it is not text: a binary file, of which no line is to be read.
-            junk = raw.count("\ufffd") * 2 > len(raw) or any(word in raw for word in _REQUEST)
-            scans = () if junk else tuple(scan_line(line) for line in parse_line(raw))
-            exact = any(scan.figures for scan in scans) or _DIGITS_DECIDE.search(raw)
-            if not exact and all(scan.quiet for scan in scans):
-                _keep(self._quiet, key, _begins(scans))
-            elif exact:
-                _keep(self._exact, raw, scans)
+            # An escaped newline may divide a line so that a later part of it holds the word.
+            scans = tuple(scan for part in parse_line(raw) if not (scan := scan_line(part, probes)).quiet)
+            if figures_matter or any(scan.exact for scan in scans):
+                _keep(self._exact, exact_key, scans)
             else:
                 _keep(self._scans, key, scans)
-        telling = not all(scan.quiet for scan in scans)
-        for scan in scans if telling else ():
-            if not scan.quiet:
-                self._apply(scan)
-        begins = _begins(scans)
-        if begins is _Begins.AFRESH or (not self._recent and (telling or begins is _Begins.MAYBE)):
-            self._begin(raw, key)
-        elif self._recent:
-            self._join(raw, key)
-        if telling:
-            self._telling = _WRAPPED_LINES
+        return scans
 
-    def _begin(self, raw: str, key: bytes) -> None:
-        self._recent, self._recent_keys = [raw], [key]
-
-    def _join(self, raw: str, key: bytes) -> None:
-        """Look for texts that a terminal cut between a line without prefix and the ones before it."""
-        if len(raw) > _MAX_COLUMNS:
-            self._recent = []
+    def _read_paragraph(self, window: Window, position: int, number: int) -> None:
+        """Look for texts that a terminal cut at its width."""
+        before, after = _paragraph(window, position)
+        if not before and not after:
             return
-        self._recent.append(raw)
-        self._recent_keys.append(key)
-        joint = b"\n".join(self._recent_keys)
-        if joint not in self._quiet:
-            self._join_new(joint)
-        self._telling -= 1
-        if len(self._recent) < _WRAPPED_LINES:
+        lines = [window.line(i) for i in range(position - before, position + after + 1)]
+        first = number - before
+        self._joined_to = number + after
+        pieces = [parse_line(line.decode("utf-8", "replace"))[-1] for line in lines]
+        for i, piece in enumerate(pieces[1:], 1):
+            if piece.prefixed:
+                del pieces[i:]
+                break
+        texts = [pieces[0].text.rstrip(), *(piece.text.strip() for piece in pieces[1:])]
+        joints = list(accumulate(len(text) for text in texts[:-1]))
+        if not joints:
             return
-        if self._telling > 0:  # the window slides while a telling line is in it
-            del self._recent[0], self._recent_keys[0]
+        head = pieces[0]
+        whole = Line("".join(texts), head.level, head.source, head.process)
+        compact = whole.text.replace(" ", "")
+        probes = sorted({probe for word, probe in _COMPACT if word in compact})
+        scan = scan_line(whole, probes, joints=joints)
+        if scan.quiet:
+            self._in_vain += 1
         else:
-            self._recent = []
-
-    @staticmethod
-    def _key(raw: str) -> bytes:
-        """`raw` without its figures; a leading process id stays, it tells servers and ranks apart."""
-        end = raw.find(")") + 1 if raw[:1] == "(" else 0
-        # As bytes: five times faster than str.translate, on every line of a log.
-        key = raw[end:].encode("utf-8", "replace").translate(None, _DIGITS)
-        return raw[:end].encode("utf-8", "replace") + key if end else key
-
-    def _join_new(self, joint: bytes) -> None:
-        exact = "\n".join(self._recent)
-        scan = self._joints.get(exact)
-        if scan is None:
-            *before, last = (parse_line(raw)[-1] for raw in self._recent)
-            head = "".join(line.text for line in before)
-            level = next((line.level for line in before if line.level), "")
-            scan = scan_line(Line(head + last.text, level, "", last.process), crossing=len(head))
-            if scan.quiet and not _DIGITS_DECIDE.search(scan.line.text):
-                _keep(self._quiet, joint, _Begins.NEVER)
-                return
-            _keep(self._joints, exact, scan)
-        if not scan.quiet:
-            self._apply(scan)
-        root = self._session.root
-        if scan.figures and root and self._at - root.at < _WRAPPED_LINES and root.text in scan.line.text:
-            root.text = scan.line.text[scan.line.text.index(root.text) :]
-
-    def _apply(self, scan: Scan) -> None:
-        if scan.banner and self._session.failed_before(self._at):
-            self._earlier, self._session = self._session, Session()
-        self._session.apply(scan, self._at)
+            self._in_vain = 0
+            self._known = True
+            self._servers.apply(scan, first, answered=False)
+        self._servers.complete(scan, first, self._joined_to)
 
 
-# Words of the messages whose figures count, one of which is in the first piece of any of them.
-_PROMISING = re.compile(r"emory|KV|GPU|model|max_|rror")
+def _without_times(line: bytes) -> bytes:
+    """Collectors and vLLM write the time at the beginning or at the end."""
+    if len(line) <= 2 * _TIME_BYTES:
+        return _TIMES.sub(b"", line)
+    return b"".join(
+        (
+            _TIMES.sub(b"", line[:_TIME_BYTES]),
+            line[_TIME_BYTES:-_TIME_BYTES],
+            _TIMES.sub(b"", line[-_TIME_BYTES:]),
+        )
+    )
 
 
-def _begins(scans: tuple[Scan, ...]) -> _Begins:
-    if any(scan.line.prefixed for scan in scans):
-        return _Begins.AFRESH
-    return _Begins.MAYBE if any(_PROMISING.search(scan.line.text) for scan in scans) else _Begins.NEVER
-
-
-def _keep(cache: dict[_K, _V], key: _K, value: _V) -> None:
-    if len(key) <= _CACHED_CHARS:
-        if len(cache) >= _CACHE_LINES:
+def _keep(cache: dict[bytes, tuple[Scan, ...]], key: bytes, scans: tuple[Scan, ...]) -> None:
+    if len(key) <= _CACHED_BYTES:
+        if len(cache) >= _CACHED_LINES:
             cache.clear()
-        cache[key] = value
+        cache[key] = scans
+
+
+def _paragraph(window: Window, position: int) -> tuple[int, int]:
+    """How many lines before and after the one at `position` one line, wrapped by a terminal, may have
+    become with it."""
+    width = window.longest(position - CONTEXT_LINES, position + CONTEXT_LINES)
+    if width not in _COLUMNS:
+        return 0, 0
+    before = after = 0
+    while before < CONTEXT_LINES and _goes_on(window, position - before - 1, width):
+        before += 1
+    while after < CONTEXT_LINES and _goes_on(window, position + after, width):
+        after += 1
+    return before, after
+
+
+def _goes_on(window: Window, position: int, width: int) -> bool:
+    """Whether the line at `position` fills the terminal, so that the next one may go on with it."""
+    length = window.length(position)
+    if length < width // 2 or not window.length(position + 1):
+        return False
+    following = window.line(position + 1)
+    if length < width:  # cut at a blank, as some programs do: the next word did not fit
+        word = following[:64].split(None, 1)[:1]
+        if not word or length + 1 + len(word[0]) <= width:
+            return False
+    return not _BEGINS_ANEW.match(following)
+
+
+def _quotes(mark: Mark | None, causes: list[Mark], proof: Mark | None) -> Iterator[Quote]:
+    told = set()
+    for cause in [mark, *causes, proof]:
+        if cause is not None and cause.text not in told:
+            told.add(cause.text)
+            yield Quote(cause.at, cause.text)

@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from autotune.core.calibration import Calibration
 from autotune.core.device import Device
+from autotune.core.encoder import EncoderUse
 from autotune.core.facts import Facts
 from autotune.core.gates import Verdict, bad_argument, judge
-from autotune.core.launch import LaunchConfig
-from autotune.core.ledger import build_ledger, kv_plan
+from autotune.core.launch import LaunchConfig, Resolved
+from autotune.core.ledger import Ledger, build_ledger, kv_plan
 from autotune.core.model import ModelSpec
-from autotune.core.outcome import Outcome
+from autotune.core.outcome import GATES, Outcome
+from autotune.core.risks import risks_after_gates
+from autotune.core.rules import Rules
 from autotune.errors import BadInput
-from autotune.vllm.defaults import USAGES, gate0, tower_share, unchecked
-from autotune.vllm.versions import rules_for
+from autotune.vllm.defaults import USAGES, tower_share, unchecked
+from autotune.vllm.gate0 import refusal
+from autotune.vllm.versions import heeded, rules_for
+
+
+@dataclass(frozen=True)
+class GmuWindow:
+    """Where `gpu_memory_utilization` may lie for one configuration, everything else fixed.
+
+    Attributes:
+        low, high: the least and the most that are not refused; None when none is.
+        gate1, gate2, gate3: where each gate ends at the best guess: above the first the budget is more
+            than what is free, below the others no pool, or none of one sequence, is left. None where gmu
+            does not decide.
+        slit: gate3 − gate2, the shares at which there is a pool but too small a one.
+    """
+
+    low: float | None
+    high: float | None
+    gate1: float | None = None
+    gate2: float | None = None
+    gate3: float | None = None
+
+    @property
+    def slit(self) -> float | None:
+        return None if self.gate2 is None or self.gate3 is None else self.gate3 - self.gate2
+
+    def as_dict(self) -> dict[str, float | None]:
+        names = ("low", "high", "gate1", "gate2", "gate3", "slit")
+        return {name: getattr(self, name) for name in names}
 
 
 class Predictor:
@@ -21,32 +57,48 @@ class Predictor:
     Args:
         version: vLLM's, e.g. "0.32.0"; unknown ones get the nearest known rules and a doubt.
         usage: "serve" or "llm".
+        environment: the server's variables; some change what vLLM counts (`versions.with_environment`).
 
     Raises:
         BadInput: `usage` is neither.
     """
 
-    def __init__(self, model: ModelSpec, version: str, *, usage: str = "serve") -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        version: str,
+        *,
+        usage: str = "serve",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         if usage not in USAGES:
             raise BadInput(f"usage must be one of {', '.join(USAGES)}, not {usage!r}")
         self.model = model
-        self.rules = rules_for(version)
+        self.rules = rules_for(version, environment)
+        self.environment = heeded(environment or {})
         self.usage = usage
 
     def verdict(
         self, config: LaunchConfig, device: Device, calibration: Calibration | None = None
     ) -> Verdict:
-        """Gates 0 to 3 for `config`; what gate 0 refuses is `bad_arg` with vLLM's rule as the reason."""
+        """Gates 0 to 3b for `config`; what gate 0 refuses is `bad_arg` with vLLM's rule as the reason."""
         model, rules = self.model, self.rules
-        resolved = unchecked(config, model, device, rules, usage=self.usage)
-        ledger = build_ledger(
-            resolved, model, device, rules, calibration, tower_share=tower_share(config, rules)
-        )
+        resolved, ledger = self._ledger(config, device, calibration)
         doubts = (*model.doubts, *rules.doubts, *(calibration.notes if calibration else ()))
-        refusal = gate0(config, model, device, rules, usage=self.usage)
-        if refusal is not None:
-            return bad_argument(refusal, resolved, ledger, doubts=doubts)
-        return judge(resolved, ledger, device, doubts=doubts)
+        if ledger.warm_gain > 0:
+            doubts = (*doubts, WARM_DOUBT)
+        reason = refusal(config, model, device, rules, resolved)
+        if reason is not None:
+            return bad_argument(reason, resolved, ledger, doubts=doubts)
+        risks = risks_after_gates(resolved, model, device, rules, ledger)
+        return judge(resolved, ledger, device, doubts=doubts, risks=risks)
+
+    def _ledger(
+        self, config: LaunchConfig, device: Device, calibration: Calibration | None
+    ) -> tuple[Resolved, Ledger]:
+        resolved = unchecked(config, self.model, device, self.rules, usage=self.usage)
+        use = encoder_use(config, self.rules)
+        return resolved, build_ledger(resolved, self.model, device, self.rules, calibration, encoder=use)
 
     def learn(
         self, calibration: Calibration, config: LaunchConfig, device: Device, facts: Facts
@@ -60,23 +112,31 @@ class Predictor:
             self.model,
             rules=self.rules,
             plan=kv_plan(resolved, self.model, device, self.rules),
-            tower_share=tower_share(config, self.rules),
+            encoder=encoder_use(config, self.rules),
         )
 
     def longest_length(
-        self, config: LaunchConfig, device: Device, calibration: Calibration | None = None
+        self,
+        config: LaunchConfig,
+        device: Device,
+        calibration: Calibration | None = None,
+        *,
+        surely: bool = False,
     ) -> int | None:
         """The greatest `max_model_len`, in whole blocks, that is not refused; None when none is.
 
         Longer never needs less, so halving finds it. Bounded by what the model allows.
+
+        Args:
+            surely: the greatest that is certain to start, instead.
         """
         block = unchecked(config, self.model, device, self.rules, usage=self.usage).block_size
-        # A model without a stated length: as far as 2^24 tokens, longer than any that is published.
-        most = (self.model.max_length or 1 << 24) // block
+        most = self.longest // block
 
         def starts(blocks: int) -> bool:
             trial = config.with_options(max_model_len=blocks * block)
-            return self.verdict(trial, device, calibration).verdict != "refused"
+            said = self.verdict(trial, device, calibration).verdict
+            return said == "starts" if surely else said != "refused"
 
         if most < 1 or not starts(1):
             return None
@@ -86,22 +146,93 @@ class Predictor:
             low, high = (middle, high) if starts(middle) else (low, middle)
         return low * block
 
+    @property
+    def longest(self) -> int:
+        """The longest length that the model allows; 2^24 tokens, longer than any that is published, for one
+        without a stated length.
+        """
+        return self.model.max_length or 1 << 24
+
+    def gmu_window(
+        self, config: LaunchConfig, device: Device, calibration: Calibration | None = None
+    ) -> GmuWindow:
+        """The exact usable window of `gpu_memory_utilization`, and where each gate ends.
+
+        gmu moves only the budget, so a gate's end is the share at which its headroom is nothing.
+        """
+        at = self.verdict(config.with_options(gpu_memory_utilization=1.0), device, calibration)
+        if not at.headroom:
+            return GmuWindow(None, None)
+        ledger, total = at.ledger, device.total
+        first, _, third = (at.headroom[gate.value] for gate in GATES)
+        most = 1.0
+        if ledger.start_checked:
+            most = min(1.0, 1.0 + first.high / total.low)
+        elsewhere = all(
+            value.high >= 0 for name, value in at.headroom.items() if name == Outcome.HOST_RAM.value
+        )
+        gate1 = 1.0 + first.best / total.best if ledger.start_checked else None
+        if at.resolved.kv_cache_memory_bytes is not None:
+            held = third.high >= 0 and most > 0 and elsewhere
+            return GmuWindow(0.0 if held else None, most if held else None, gate1)
+        spare = ledger.reserved_bytes
+        taken = ledger.non_kv.low - ledger.warm_gain
+        least = max(0.0, (taken + ledger.needed_bytes.low + spare) / total.high)
+        usable = least <= most and elsewhere
+        return GmuWindow(
+            low=least if usable else None,
+            high=most if usable else None,
+            gate1=gate1,
+            gate2=(ledger.non_kv.best + spare) / total.best,
+            gate3=(ledger.non_kv.best + ledger.needed_bytes.best + spare) / total.best,
+        )
+
     def usable_gmu(
         self, config: LaunchConfig, device: Device, calibration: Calibration | None = None
     ) -> tuple[float, float] | None:
-        """The `gpu_memory_utilization` values between which `config` is not refused, or None.
-
-        gmu moves only the budget: the least is where the largest possible pool holds one sequence, the
-        most is where the budget equals the most that may be free.
-        """
-        at = self.verdict(config.with_options(gpu_memory_utilization=1.0), device, calibration)
-        if at.outcome is Outcome.BAD_ARG:
+        """The two ends of `gmu_window`, or None when no share is usable."""
+        window = self.gmu_window(config, device, calibration)
+        if window.low is None or window.high is None:
             return None
-        ledger, total = at.ledger, device.total
-        most = min(1.0, 1.0 + at.headroom[Outcome.GATE1_BUDGET.value].high / total.low)
-        if at.resolved.kv_cache_memory_bytes is not None:
-            held = at.headroom[Outcome.GATE3_SEQ_TOO_LONG.value].high >= 0
-            return (0.0, most) if held and most > 0 else None
-        least = (ledger.non_kv.low + ledger.needed_bytes.low + ledger.reserved_bytes) / total.high
-        least = max(0.0, least)
-        return (least, most) if least <= most else None
+        return window.low, window.high
+
+
+#: Why a compiled launch may be uncertain although its arithmetic is narrow.
+WARM_DOUBT = (
+    "compiled: the peak is that of a cold compile cache; a warm one may leave a larger pool (not measured)"
+)
+
+
+def encoder_use(config: LaunchConfig, rules: Rules) -> EncoderUse:
+    """What the options say of multimodal encoders; what cannot be read counts as not given."""
+    limits = _object(config.limit_mm_per_prompt)
+    kwargs = _object(config.mm_processor_kwargs)
+    size = kwargs.get("size")
+    pixels = kwargs.get("max_pixels")
+    if pixels is None and isinstance(size, Mapping):
+        pixels = size.get("longest_edge")
+    return EncoderUse(
+        built=tower_share(config, rules),
+        skipped=bool(config.skip_mm_profiling),
+        images=_count(limits.get("image")),
+        videos=_count(limits.get("video")),
+        max_pixels=_count(pixels) or None,
+    )
+
+
+def _object(text: str | None) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text or "null")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, Mapping):
+        value = value.get("count")
+    return int(value) if _whole(value) and value >= 0 else None
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

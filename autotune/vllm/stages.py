@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from autotune.core.outcome import Outcome
+from autotune.vllm.rules import flexible
 
 #: Functions of a traceback and the stage of the start in which memory ran out. A deeper stage comes
 #: first: the sampler and the graphs are reached through compile_or_warm_up_model, the trial capture
@@ -36,13 +37,27 @@ FRAMES: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ),
 )  # fmt: skip
 
-_OOM_FIGURES = re.compile(
+#: One of these is in every line that the pattern of the same position in FRAMES finds.
+FRAME_WORDS: tuple[tuple[str, ...], ...] = (
+    ("pin_memory(", "cudaHostAlloc", "cudaHostRegister"),
+    ("_dummy_sampler_run", "_dummy_pooler_run"),
+    ("capture_model", "capture_cudagraph", "profile_cudagraph_memory", "capture_begin", "torch.cuda.graph(",
+     "cudagraph.py", "compile_or_warm_up_model"),
+    ("profile_run", "determine_available_memory", "determine_num_available_blocks", "initialize_kv_cache",
+     "initialize_cache", "_allocate_kv_cache"),
+    ("load_model", "load_weights", "initialize_model", "create_weights", "process_weights_after_loading",
+     "init_device"),
+    ("run_busy_loop", "_process_engine_step", "run_engine_loop", "engine_step", "execute_model",
+     "step_with_batch_queue", "sample_tokens", "_run_workers_async", "generate_greedy"),
+)  # fmt: skip
+
+_OOM_FIGURES = flexible(
     r"total capacity of (?P<total>[\d.]+) (?P<tu>[MG])iB "
     r"of which (?P<free>[\d.]+) (?P<fu>[MG])iB is free"
     r".*?(?P<live>[\d.]+) GiB is allocated by PyTorch"
 )
-_OOM_SLACK = re.compile(r"([\d.]+) (M|G)iB is reserved by PyTorch but unallocated")
-_OOM_IN_USE = re.compile(r"(?:this process has|Process \d+ has) ([\d.]+) GiB memory in use")
+_OOM_SLACK = flexible(r"([\d.]+) (M|G)iB is reserved by PyTorch but unallocated")
+_OOM_IN_USE = flexible(r"(?:this process has|Process \d+ has) ([\d.]+) GiB memory in use")
 
 
 def stage_by_allocator(text: str) -> Outcome | None:

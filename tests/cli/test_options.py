@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.options import parse_passthrough, parse_seconds, parse_workload
+from autotune.cli.options import check_storage, parse_passthrough, parse_seconds, parse_workload
 from autotune.core.workload import Shape
 from autotune.errors import BadInput
 
@@ -24,6 +24,15 @@ from autotune.errors import BadInput
         ),
         (["--trust-remote-code"], {}, ("--trust-remote-code",)),
         (["-tp", "2", "-q=awq"], {"tensor_parallel_size": 2, "quantization": "awq"}, ()),
+        (["-O0", "--seed", "3"], {"optimization_level": 0}, ("--seed", "3")),
+        (["-O", "3"], {"optimization_level": 3}, ()),
+        (
+            ["--cudagraph-capture-sizes", "1", "2", "--seed", "3"],
+            {"cudagraph_capture_sizes": "1 2"},
+            ("--seed", "3"),
+        ),
+        (["--no-enable-prefix-caching"], {"enable_prefix_caching": False}, ()),
+        (["--kv-cache-dtype", "no"], {"kv_cache_dtype": "no"}, ()),
     ],
 )
 def test_options_that_change_memory_are_known(words: list[str], options: dict, rest: tuple) -> None:
@@ -38,6 +47,7 @@ def test_options_that_change_memory_are_known(words: list[str], options: dict, r
         (["--port", "8000"], "a free port"),
         (["--host=0.0.0.0"], "127.0.0.1"),
         (["--dtype"], "value is missing"),
+        (["--cudagraph-capture-sizes", "--seed"], "is empty"),
         (["--tensor-parallel-size", "0"], "at least 1"),
         (["--dtype", "float16"], "by --set"),
     ],
@@ -54,7 +64,7 @@ def test_times(text: str | None, seconds: float | None) -> None:
     assert parse_seconds(text, "--budget") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "m", "0", "-3m", "1d", "nan"])
+@pytest.mark.parametrize("text", ["", "m", "0", "-3m", "1d", "nan", "9" * 5000])
 def test_bad_times(text: str) -> None:
     with pytest.raises(BadInput, match="--budget"):
         parse_seconds(text, "--budget")
@@ -104,3 +114,14 @@ def test_a_bad_workload_file_names_the_field(tmp_path: Path, text: str, said: st
     path.write_text(text)
     with pytest.raises(BadInput, match=said):
         parse_workload(path, None, None, None, 512)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///", "sqlite://", "sqlite:///:memory:", "sqlite+pysqlite:///"])
+def test_a_storage_that_forgets_is_refused(url: str) -> None:
+    with pytest.raises(BadInput, match="names no file"):
+        check_storage(url)
+
+
+@pytest.mark.parametrize("url", [None, "sqlite:///study.db", "sqlite:////tmp/a.db", "postgresql://host/db"])
+def test_a_storage_that_keeps_passes(url: str | None) -> None:
+    check_storage(url)

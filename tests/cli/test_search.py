@@ -375,3 +375,32 @@ def test_random_weights_on_a_cpu_without_bfloat16_are_served_in_float32(
     launched = json.loads((folder / "trials.jsonl").read_text().splitlines()[0])
     assert launched["purpose"] == "baseline"
     assert launched["params"].get("dtype") == dtype
+
+
+def test_observations_calibrate_a_search_and_launches_are_kept_for_the_next(
+    autotune: Any, tmp_path: Path
+) -> None:
+    from autotune.known import cache_folder
+
+    scan = LAPTOP[LAPTOP.index("--recording") + 1]
+    code, _, err, _ = autotune(
+        *LAPTOP, "--target-len", "1024", "--observations", f"{scan}#1", "--max-launches", "2"
+    )
+    assert code == 0, err
+    assert "#1: 1 of 1 launches used" in err
+    assert not cache_folder().exists(), "a replay's launches are a file already"
+    asked = ["--model", TINY, "--target-len", "256", "--vllm", FAKE, "--max-launches", "1", *QUICK]
+    code, _, err, _ = autotune(*asked)
+    assert code == 0, err
+    assert "cache of launches seen" not in err
+    code, _, err, _ = autotune(*asked)
+    assert code == 0, err
+    assert "the cache of launches seen: 1 of 1 launches used" in err
+    # Options that the arithmetic does not know teach nobody, and --no-cache neither reads nor writes.
+    (kept,) = cache_folder().glob("*.yaml")
+    before = kept.read_text()
+    code, _, err, _ = autotune(*asked, "--no-cache")
+    assert code == 0, err
+    assert "cache of launches seen" not in err
+    autotune(*asked, "--", "--seed", "3")
+    assert kept.read_text() == before

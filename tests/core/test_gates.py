@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from autotune.core.interval import Interval
 from autotune.core.launch import Resolved
 from autotune.core.ledger import Ledger
 from autotune.core.outcome import Outcome
+from autotune.core.risks import Risk
 from autotune.units import MIB
 
 RESOLVED = Resolved(
@@ -145,6 +147,75 @@ def test_cpu_backend_takes_its_own_processes_from_free(free: Interval, verdict: 
     assert made.verdict == verdict
     if verdict == "refused":
         assert made.outcome is Outcome.GATE1_BUDGET
+
+
+def gated(**changes: Any) -> Verdict:
+    device = Device(
+        "card", DeviceKind.CUDA, mib(4096), mib(3287), host_free_bytes=changes.pop("host_free", None)
+    )
+    resolved = replace(RESOLVED, **changes.pop("options", {}))
+    return judge(resolved, replace(ledger(2867, mib(2611)), **changes), device)
+
+
+def test_gate_3b_wants_a_block_per_sequence() -> None:
+    options = {"max_num_seqs": 500, "cudagraph_mode": "FULL"}
+    made = gated(state_limit=True, num_gpu_blocks=mib(400 / MIB, 450 / MIB, 499 / MIB), options=options)
+    assert (made.verdict, made.outcome) == ("refused", Outcome.BAD_ARG)
+    assert made.headroom["gate3b"].best == (450 - 500) * 576 * 1024
+    assert made.shortfall_bytes == 50 * 576 * 1024
+    assert "500 sequences need a block each" in made.reason
+    perhaps = gated(state_limit=True, num_gpu_blocks=mib(400 / MIB, 450 / MIB, 500 / MIB), options=options)
+    assert perhaps.possible_outcomes == (Outcome.BAD_ARG, Outcome.STARTED)
+    assert gated(num_gpu_blocks=mib(400 / MIB), options=options).verdict == "starts"
+
+
+@pytest.mark.parametrize(
+    ("host_free", "verdict", "outcome"),
+    [
+        (None, "starts", Outcome.STARTED),
+        (2000, "starts", Outcome.STARTED),
+        # Between the sum of the tensors and twice that, as the pinned allocator may round them up.
+        (1500, "uncertain", Outcome.STARTED),
+        (900, "refused", Outcome.HOST_RAM),
+    ],
+)
+def test_host_memory(host_free: int | None, verdict: str, outcome: Outcome) -> None:
+    free = None if host_free is None else host_free * MIB
+    made = gated(host=mib(1000, 1390, 2000), host_free=free)
+    assert (made.verdict, made.outcome) == (verdict, outcome)
+    assert ("host_ram" in made.headroom) == (free is not None)
+
+
+def test_a_warm_cache_forbids_a_refusal_and_promises_nothing() -> None:
+    short = replace(ledger(2600, mib(2611)), warm_gain=100 * MIB)
+    made = judge(RESOLVED, short, Device("card", DeviceKind.CUDA, mib(4096), mib(3287)))
+    assert (made.verdict, made.outcome) == ("uncertain", Outcome.GATE2_NO_KV)
+    assert Outcome.STARTED in made.possible_outcomes
+    assert made.headroom["gate2_no_kv"].high == -11 * MIB
+
+
+def test_without_a_start_check_gate_1_refuses_nothing() -> None:
+    assert gated(budget=mib(3400), kv_pool=mib(500)).outcome is Outcome.GATE1_BUDGET
+    made = gated(budget=mib(3400), kv_pool=mib(500), start_checked=False)
+    assert made.verdict == "starts"
+    assert made.headroom["gate1_budget"].best < 0
+
+
+def test_risks_are_listed_and_refuse_nothing() -> None:
+    risk = Risk("block tables", Outcome.OOM_RUNTIME, mib(64), mib(10))
+    device = Device("card", DeviceKind.CUDA, mib(4096), mib(3287))
+    made = judge(RESOLVED, ledger(2867, mib(2611)), device, risks=(risk,))
+    assert made.verdict == "starts"
+    assert made.as_dict()["risks"] == [
+        {
+            "name": "block tables",
+            "outcome": "oom_runtime",
+            "bytes": {"low": 64 * MIB, "best": 64 * MIB, "high": 64 * MIB},
+            "left_bytes": {"low": 10 * MIB, "best": 10 * MIB, "high": 10 * MIB},
+            "likely": True,
+        }
+    ]
+    assert "about 64 MiB after the gates, 10 MiB left" in risk.text
 
 
 def test_json_layout() -> None:

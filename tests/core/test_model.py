@@ -72,7 +72,7 @@ def test_bytes_by_class_equal_vllms_own(
 
 
 def test_total_of_the_article_model_is_the_published_one() -> None:
-    # 3.32 GiB "Model loading took" on the card; parameters and rotary table add up to 3.29.
+    # 3.32 GiB "Model loading took" on the card; parameters and buffers add up to 3.29.
     assert spec_of("qwen25-vl-3b-awq").weights.best / GIB == pytest.approx(3.29, abs=0.005)
 
 
@@ -81,7 +81,8 @@ def test_tiny_llama_by_hand() -> None:
     # 2 (K and V) x 8 layers x 4 heads x 64 x 2 bytes.
     assert spec.kv_bytes_per_token == 8192
     layer = 768 * (768 + 2 * 256) + 768 * 768 + 3 * 768 * 2048 + 2 * 768
-    assert spec.weights.best == (8 * layer + 2048 * 768 + 768) * 2 + 4096 * 64 * 2
+    # Buffers: the rotary table, and four float32 scales per attention layer.
+    assert spec.weights.best == (8 * layer + 2048 * 768 + 768) * 2 + 4096 * 64 * 2 + 8 * 16
 
 
 def test_s3_example_of_the_70b_model() -> None:
@@ -117,7 +118,39 @@ def test_headers_are_exact_and_a_tied_head_counts_once() -> None:
         "other": 0,
     }
     assert spec.exact_weights
-    assert spec.weights.width == 0
+    # A tied head that is stored nevertheless: nothing, or all of it if it differs (0.32).
+    assert spec.parameter_bytes["lm_head"].high == 128 * 64 * 2
+    assert any("brings an output head" in doubt for doubt in spec.doubts)
+
+
+def llama_tensors(layers: int = 2) -> dict[str, TensorInfo]:
+    """What a checkpoint of LLAMA stores: queries, keys and values apart, a head of its own."""
+    shapes = {
+        "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64),
+        "self_attn.o_proj": (64, 64), "mlp.gate_proj": (128, 64), "mlp.up_proj": (128, 64),
+        "mlp.down_proj": (64, 128), "input_layernorm": (64,), "post_attention_layernorm": (64,),
+    }  # fmt: skip
+    found = {
+        f"model.layers.{i}.{name}.weight": TensorInfo("BF16", shape)
+        for i in range(layers)
+        for name, shape in shapes.items()
+    }
+    ends = {"model.embed_tokens": (128, 64), "lm_head": (128, 64), "model.norm": (64,)}
+    return found | {f"{name}.weight": TensorInfo("BF16", shape) for name, shape in ends.items()}
+
+
+def test_headers_that_agree_with_the_config_know_how_ranks_share() -> None:
+    by_headers = ModelSpec.from_config(LLAMA, tensors=llama_tensors())
+    by_config = ModelSpec.from_config(LLAMA)
+    for tp in (1, 2, 4):
+        assert by_headers.weight_bytes(2, tensor_parallel=tp) == by_config.weight_bytes(2, tensor_parallel=tp)
+    assert by_headers.doubts == by_config.doubts == ()
+
+
+def test_layers_that_vllm_does_not_load_do_not_count() -> None:
+    # A third layer beyond num_hidden_layers: a draft head for multi-token prediction.
+    spec = ModelSpec.from_config(LLAMA, tensors=llama_tensors(layers=3))
+    assert spec.weights == ModelSpec.from_config(LLAMA).weights
 
 
 def test_float32_doubles_what_follows_the_dtype_and_not_what_is_packed() -> None:
@@ -238,8 +271,32 @@ def test_tensor_and_pipeline_shares() -> None:
     tables = spec.rotary_bytes
     assert half.best == pytest.approx((spec.weights.best - tables) / 2 + tables, rel=1e-3)
     assert half.low <= half.best <= half.high
+    # Two stages: 16 layers each, the embedding here and the head there, and a table for both.
     stage = spec.weight_bytes(2, pipeline_parallel=2)
-    assert stage.low <= spec.weights.best / 2 <= stage.high
+    sizes = spec.parameter_bytes
+    ends = sizes["lm_head"].best + 4096 * 2  # the last stage has the final norm too
+    assert stage.best == sizes["decoder_layers"].best / 2 + ends + tables + 16 * 16
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in DATA.glob("*/config.json")))
+def test_more_ranks_never_hold_more_and_together_all(name: str) -> None:
+    spec = spec_of(name)
+    # Heads that cannot be dealt out evenly are refused by vLLM.
+    ranks = [
+        tp
+        for tp in (1, 2, 4, 8)
+        if spec.heads % tp == 0 and (spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0)
+    ]
+    sizes = [spec.weight_bytes(2, tensor_parallel=tp) for tp in ranks or [1]]
+    for tp, more, fewer in zip(ranks[1:], sizes[1:], sizes, strict=False):
+        assert more.low <= fewer.low
+        assert more.best <= fewer.best
+        assert more.high <= fewer.high * 1.02  # kernels may pad a rank's share of the experts
+        assert more.best * tp >= sizes[0].best * 0.999
+    stage = spec.weight_bytes(2, pipeline_parallel=2)
+    assert stage.best <= sizes[0].best
+    assert 2 * stage.best >= sizes[0].best * 0.999
+    assert spec.decoder_bytes(2, pipeline_parallel=2).best >= spec.decoder_bytes(2).best / 2
 
 
 @pytest.mark.parametrize(

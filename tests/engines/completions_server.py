@@ -22,6 +22,9 @@ OPTIONS: dict[str, Any] = {
     "step_s": 0.01,  # 0: every answer is immediate
     "metrics": True,
     "metrics_delay_s": 0,
+    "api_key": None,  # asked for with every completion
+    "fail_every": None,  # each so manieth answer is `status` with `body`
+    "drop_every": None,  # each so manieth request is read, half made, and its connection closed
     "fail_after": None,  # requests after which the answer is `status` with `body`
     "status": 500,
     "body": "engine dead",
@@ -42,7 +45,9 @@ class Server:
         self.options = {**OPTIONS, **options}
         self.waiting: collections.deque[Connection] = collections.deque()
         self.running: dict[Connection, int] = {}
-        self.generated = self.requests = self.prompt_tokens = 0
+        self.generated = self.requests = self.prompt_tokens = self.finished_tokens = 0
+        #: The token counter each time that /metrics was read.
+        self.told: list[int] = []
         self.sizes: collections.Counter[str] = collections.Counter()
         self.prompts: set[tuple[int, ...]] = set()
         self.heads: set[tuple[int, ...]] = set()
@@ -86,6 +91,13 @@ class Server:
         self.ids = [min(self.ids[0], *prompt), max(self.ids[1], *prompt)]
         self.prompt_tokens += len(prompt)
         connection.prompt_tokens, connection.max_tokens = len(prompt), body["max_tokens"]
+        if options["drop_every"] and self.requests % options["drop_every"] == 0:
+            self.generated += connection.max_tokens // 2
+            connection.transport.close()
+            return
+        if options["fail_every"] and self.requests % options["fail_every"] == 0:
+            connection.answer(options["status"], options["body"])
+            return
         if options["die_after"] is not None and self.requests > options["die_after"]:
             os._exit(1)
         if options["fail_after"] is not None and self.requests > options["fail_after"]:
@@ -99,6 +111,7 @@ class Server:
             connection.complete()
 
     def metrics(self) -> str:
+        self.told.append(self.generated)
         values = {
             "generation_tokens_total": self.generated * self.options["counter_factor"],
             "generation_tokens_created": 1.79e9,
@@ -123,6 +136,9 @@ class Server:
                 "peak_connections": self.peak_connections,
                 "peak_running": self.peak_running,
                 "busy": len(self.running) + len(self.waiting),
+                "generated": self.generated,
+                "finished_tokens": self.finished_tokens,
+                "told": self.told,
             }
         )
 
@@ -157,7 +173,10 @@ class Connection(asyncio.Protocol):
             return
         self.buffer = body[length:]
         path = head.split(b" ", 2)[1]
-        if path == b"/v1/completions":
+        key = self.server.options["api_key"]
+        if key and path == b"/v1/completions" and f"Bearer {key}".encode() not in head:
+            self.answer(401, '{"error":"Unauthorized"}')
+        elif path == b"/v1/completions":
             self.server.accept(self, json.loads(body[:length]))
         elif path == b"/metrics" and self.server.options["metrics"]:
             loop, delay_s = asyncio.get_running_loop(), self.server.options["metrics_delay_s"]
@@ -169,6 +188,7 @@ class Connection(asyncio.Protocol):
 
     def complete(self) -> None:
         options = self.server.options
+        self.server.finished_tokens += self.max_tokens
         usage = {
             "prompt_tokens": self.prompt_tokens + options["extra_prompt"],
             "completion_tokens": self.max_tokens + options["extra_output"],

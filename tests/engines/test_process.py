@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune import redact
 from autotune.engines import watchdog
-from autotune.engines.process import ServerProcess, free_port, server_environment, wait_until
+from autotune.engines.process import CannotKeep, ServerProcess, free_port, server_environment, wait_until
 
 SLEEP = "import time; time.sleep(600)"
 DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
@@ -160,14 +161,23 @@ def test_resource_trackers_outlive_the_kill_and_clean_up(start, monkeypatch: pyt
     monkeypatch.setattr(watchdog, "free_shared_memory", lambda _: None)
     process, (number,) = start(code, lines=1)
     process.end(term_s=0.2)
-    assert not [n for n in os.listdir("/dev/shm") if n.startswith("psm_") and int(n[4:], 16) == number]
+    assert f"psm_{number:08x}" not in os.listdir("/dev/shm")
 
 
 def test_a_command_that_cannot_run_leaves_nothing(tmp_path: Path) -> None:
-    before = set(os.listdir("/tmp"))
     with pytest.raises(OSError, match="No such file"):
         ServerProcess(lambda _: ["/no/such/program"], env={}, log_path=tmp_path / "log")
-    assert {name for name in set(os.listdir("/tmp")) - before if name.startswith("at-")} == set()
+    assert own_folders() == []
+
+
+def own_folders() -> list[Path]:
+    """Private folders of this process, not those of other test runs beside it."""
+    found = []
+    for folder in Path("/tmp").glob("at-*"):
+        with contextlib.suppress(OSError):
+            if (folder / watchdog.OWNER_FILE).read_text() == watchdog.owner_text():
+                found.append(folder)
+    return found
 
 
 def test_the_port_is_ours_only_if_nobody_else_listens(start) -> None:
@@ -264,3 +274,120 @@ def test_only_private_folders_are_removed(tmp_path: Path) -> None:
     for name in ("at-1", "data", "at-link"):
         watchdog.remove_folder(str(tmp_path / name))
     assert sorted(os.listdir(tmp_path)) == ["at-link", "data"]
+
+
+# --- servers of an autotune that was killed together with its watchdog -----------------------------------
+
+
+@pytest.mark.parametrize("server", ["alone", "with a child that left"])
+def test_what_a_killed_autotune_and_its_watchdog_left_is_ended_later(tmp_path: Path, server: str) -> None:
+    log = tmp_path / "log"
+    argv = python(DEAF if server == "alone" else spawning(DEAF, ", start_new_session=True", then=DEAF))
+    root = str(Path(__file__).parents[2])
+    code = PARENT.format(root=root, argv=argv, log=str(log), then="time.sleep(600)")
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent:
+        pid, folder, guard = parent.stdout.readline().split()
+        pids = [int(pid)]
+        if server != "alone":
+            assert wait_until(lambda: len(log.read_text().split()) == 1, 20)
+            pids.append(int(log.read_text()))
+        mine = {"mark": carried(pids[0])}
+        # It lives: nothing of it is an orphan.
+        assert mine["mark"] not in watchdog.orphans()
+        os.kill(int(guard), signal.SIGKILL)
+        assert mine["mark"] not in watchdog.orphans()
+        parent.kill()
+    # None: another test run on this machine was faster, which is as good.
+    found = watchdog.orphans().get(mine["mark"])
+    assert found is None or {proc.pid for proc in found} == set(pids)
+    watchdog.reap_orphans()
+    assert wait_until(lambda: all(gone(each) for each in pids), 15)
+    assert not Path(folder).exists()
+
+
+def carried(pid: int) -> str:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(v for v in variables if v.startswith(watchdog.MARK.encode())).partition(b"=")[2].decode()
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        "",
+        "1",
+        "999999999.5",
+        "x.y.z",
+        # Another pid namespace, or another boot: its ids mean something else.
+        "999999999.5.pid:[1].another-boot",
+    ],
+)
+def test_an_owner_of_whom_nothing_is_known_is_not_gone(owner: str) -> None:
+    assert not watchdog.is_gone(owner)
+
+
+def test_owners_are_told_by_id_and_start() -> None:
+    me = watchdog.owner_text()
+    assert not watchdog.is_gone(me)
+    pid, start, rest = me.split(".", 2)
+    assert watchdog.is_gone(f"{pid}.{int(start) + 1}.{rest}")
+    assert watchdog.is_gone(f"999999999.{start}.{rest}")
+
+
+def test_processes_without_an_owner_are_nobodys_orphans(start) -> None:
+    env = {watchdog.MARK: "stranger", watchdog.OWNER: "999999999.5"}
+    with subprocess.Popen(python(SLEEP), env={**os.environ, **env}) as stranger:
+        try:
+            assert "stranger" not in watchdog.orphans()
+        finally:
+            stranger.kill()
+
+
+def test_folders_of_the_living_and_of_nobody_stay(tmp_path: Path) -> None:
+    owners = {"at-living": watchdog.owner_text(), "at-nobody": None, "at-odd": "x", "other": "999999999.5"}
+    dead = watchdog.owner_text().split(".", 2)
+    owners["at-dead"] = f"999999999.5.{dead[2]}"
+    for name, owner in owners.items():
+        (tmp_path / name).mkdir()
+        if owner is not None:
+            (tmp_path / name / watchdog.OWNER_FILE).write_text(owner)
+    (tmp_path / "at-link").symlink_to(tmp_path / "at-dead")
+    watchdog.reap_orphans(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["at-link", "at-living", "at-nobody", "at-odd", "other"]
+
+
+# --- logs --------------------------------------------------------------------------------------------------
+
+
+def test_a_link_in_place_of_the_log_is_replaced_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("text")
+    (tmp_path / "log").symlink_to(precious)
+    process = ServerProcess(
+        lambda _: python("print(1, flush=True)"), env=dict(os.environ), log_path=tmp_path / "log"
+    )
+    assert wait_until(lambda: process.returncode is not None, 20)
+    process.end()
+    assert precious.read_text() == "text"
+    assert (tmp_path / "log").read_text() == "1\n"
+
+
+def test_a_log_that_cannot_be_written_is_no_fault_of_the_commands(tmp_path: Path) -> None:
+    with pytest.raises(CannotKeep) as caught:
+        ServerProcess(lambda _: python(SLEEP), env={}, log_path=tmp_path / "none" / "log")
+    assert caught.value.filename == str(tmp_path / "none" / "log")
+    assert own_folders() == []
+
+
+def test_secrets_that_a_server_prints_are_taken_out_at_its_end(tmp_path: Path) -> None:
+    redact.add(["value-of-a-secret"])
+    try:
+        code = "print('key value-of-a-secret hf_abcdefghijklmnopqrstuvwxyz', flush=True)"
+        process = ServerProcess(lambda _: python(code), env=dict(os.environ), log_path=tmp_path / "log")
+        assert wait_until(lambda: process.returncode is not None, 20)
+        process.end()
+    finally:
+        redact.forget()
+    assert (tmp_path / "log").read_text() == "key *** ***\n"
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600

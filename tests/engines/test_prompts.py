@@ -54,3 +54,17 @@ def test_a_seed_repeats_and_another_differs() -> None:
 def test_a_vocabulary_without_room_is_refused(vocab_size: int) -> None:
     with pytest.raises(BadInput, match=f"vocab_size is {vocab_size}"):
         Prompts(vocab_size, seed=0)
+
+
+def test_prompts_of_one_prefix_begin_alike_and_differ_right_after() -> None:
+    source = Prompts(1000, seed=0)
+    one, two = (source.take(64, prefix="system", prefix_tokens=40) for _ in range(2))
+    short = source.take(20, prefix="system", prefix_tokens=40)
+    other = source.take(64, prefix="other", prefix_tokens=40)
+    assert one[:40] == two[:40]
+    assert one[40:48] != two[40:48]
+    # A longer prompt's prefix goes on where a shorter one's ends.
+    assert short == one[:20]
+    assert other[:8] != one[:8]
+    # Another client on the same server does not share it.
+    assert Prompts(1000, seed=1).take(64, prefix="system", prefix_tokens=40)[:40] != one[:40]

@@ -25,7 +25,8 @@ from autotune.engines import server as server_module
 from autotune.engines import watchdog
 from autotune.engines.base import LaunchFailed, MeasurePlan
 from autotune.engines.find import VllmCommand
-from autotune.engines.process import free_port, wait_until
+from autotune.engines.process import free_port, socket_inodes, wait_until
+from autotune.engines.served import without_token
 from autotune.engines.server import ServerEngine
 from autotune.engines.session import ServerSession
 from autotune.engines.startup import Patience
@@ -97,7 +98,7 @@ def test_a_started_server_says_what_it_holds_and_is_gone_after_close(tmp_path: P
         # The API server and its engine.
         assert len(session.pids) == 2
         # Left by vLLM in its temporary folder.
-        assert sorted(os.listdir(session.tmp_dir)) == ["engine.sock", "vllm_dist_1"]
+        assert sorted(os.listdir(session.tmp_dir)) == [".owner", "engine.sock", "vllm_dist_1"]
         assert phases[0] == "starting vLLM"
         assert "loading weights" in phases
     assert session.pids == []
@@ -105,6 +106,70 @@ def test_a_started_server_says_what_it_holds_and_is_gone_after_close(tmp_path: P
         socket.create_connection(("127.0.0.1", int(session.base_url.rsplit(":", 1)[1])), 1)
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
     session.close()
+
+
+def test_servers_listen_on_the_loopback_alone(tmp_path: Path) -> None:
+    with engine().launch(CONFIG, log_path=tmp_path / "log") as session:
+        inodes = {inode for pid in session.pids for inode in socket_inodes(pid)}
+        tables = [*Path("/proc/net/tcp").read_text().splitlines()]
+        if Path("/proc/net/tcp6").exists():
+            tables += Path("/proc/net/tcp6").read_text().splitlines()
+        rows = [line.split() for line in tables]
+        # 0A: listening (include/net/tcp_states.h).
+        addresses = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+        assert addresses == {"0100007F"}
+
+
+def test_a_token_goes_to_the_server_by_its_environment(tmp_path: Path) -> None:
+    """On a command line everybody on the machine could read it, and it would stay on record."""
+    token = "hf_" + "x1Y2" * 8
+    made = engine(extra_args=["--hf-token", token, "--seed", "7"])
+    assert made.environment()["HF_TOKEN"] == token
+    for text in (" ".join(made.argv(CONFIG)), made.yaml_config(CONFIG), str(made.fingerprint())):
+        assert token not in text
+    with made.launch(CONFIG, log_path=tmp_path / "log") as session:
+        (pid, *_) = session.pids
+        assert f"HF_TOKEN={token}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    assert token not in words
+    assert words[words.index("--seed") + 1] == "7"
+
+
+@pytest.mark.parametrize(
+    ("words", "kept", "token"),
+    [
+        (["--hf-token=abc", "--x"], ("--x",), {"HF_TOKEN": "abc"}),
+        # Bare: the token of `hf auth login`.
+        (["--hf-token", "--x"], ("--hf-token", "--x"), {}),
+        (["--x", "--hf-token"], ("--x", "--hf-token"), {}),
+        (["--x", "1"], ("--x", "1"), {}),
+    ],
+)
+def test_tokens_among_the_persons_options(
+    words: list[str], kept: tuple[str, ...], token: dict[str, str]
+) -> None:
+    assert without_token(words) == (kept, token)
+
+
+def test_a_key_of_the_environment_is_used_and_never_shown(tmp_path: Path) -> None:
+    made = engine("die-after-requests=3,tell-secrets", env={"VLLM_API_KEY": "the-key-of-mine"})
+    with made.launch(CONFIG, log_path=tmp_path / "log") as session:
+        session.fill(64)
+        with pytest.raises(LaunchFailed) as caught:
+            list(session.measure(WORKLOAD, PLAN))
+    assert "the-key-of-mine" not in caught.value.log_tail + caught.value.reason
+    assert "the-key-of-mine" not in (tmp_path / "log").read_text()
+
+
+def test_what_was_asked_started_and_filled_is_on_record(tmp_path: Path) -> None:
+    with engine().launch(CONFIG, log_path=tmp_path / "log") as session:
+        session.fill(300)
+        facts = session.facts()
+    assert (facts.requested_len, facts.max_model_len, facts.filled_len) == (300, 512, 300)
+    with engine("refuse-long=200").launch(CONFIG, log_path=tmp_path / "log") as session:
+        with pytest.raises(LaunchFailed, match="two requests of 300 tokens were not served: HTTP 400"):
+            session.fill(300)
+        assert (session.facts().requested_len, session.facts().filled_len) == (300, None)
 
 
 def test_it_serves_the_target_length_and_measures(tmp_path: Path) -> None:
@@ -332,7 +397,7 @@ def test_failures_under_load(tmp_path: Path, behaviour: str, outcome: Outcome, t
 
 def test_too_long_a_request_is_refused_by_the_server(tmp_path: Path) -> None:
     with engine().launch(CONFIG, log_path=tmp_path / "log") as session:
-        with pytest.raises(LaunchFailed, match="maximum context length"):
+        with pytest.raises(LaunchFailed, match="started with a context of 512 tokens, 513 are needed"):
             session.fill(513)
         session.fill(512)
 

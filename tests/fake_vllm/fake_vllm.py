@@ -16,6 +16,10 @@ Environment, all optional
     FAKE_TOKEN_ACT  bytes of activations per batched token beyond 2048 (default 0)
     FAKE_KV_TOKEN   KV bytes per token (default 16384: examples/tiny-llama in float32)
     FAKE_MOVABLE    bytes that cpu_offload_gb can move at most (default 0: the CPU backend moves nothing)
+    FAKE_FAULTS     JSON file: behaviours for launches with certain options (behaviour.py)
+    FAKE_CASES      folder of the logs of public cases, `ID.txt` each (else the YAML is read: a second)
+    FAKE_GPU        folder that stands for a GPU's memory: each engine writes there what it holds (gpu.py)
+    FAKE_GPU_MIB    what it holds (default 1000)
     FAKE_VERSION    answer to --version (default 0.32.0+cpu)
     FAKE_RATE       output tokens per second of one sequence (default 200)
     FAKE_KNEE       sequences beyond which the total rate no longer grows (default 32)
@@ -23,35 +27,53 @@ Environment, all optional
     Throughput is therefore FAKE_RATE × min(max_num_seqs, running, sequences that fit the pool, FAKE_KNEE).
 
 Behaviours. STAGE is one of: args load profile kv graph sampler serve
+  The start
     slow=S                the start takes S seconds longer, with a log line every 0.1 s
     silent=S              the same without log lines or processor time
     busy=S                the same without log lines, computing
+    flood=MB              writes so much log
     die=STAGE             writes that stage's real error text and exits with 1
     text=FILE             the text for die and fatal instead (a real log)
+    case=ID               writes the log of that public case (tests/data/public-launch-cases.yaml) and exits with 1
+    quit=STAGE            exits with 0, nothing in the log
     kill=STAGE            killed by SIGKILL, nothing in the log
     fatal=STAGE           writes the error text but never exits
     hang=STAGE            stops without a word
     heartbeat=STAGE       hangs, repeating vLLM's "No available shared memory broadcast block" (every 0.1 s)
-    die-after=S           dies S seconds after it is ready (exit 1, engine-dead text)
-    die-after-requests=N  runs out of device memory at the Nth completion and exits
+    chatter=STAGE         hangs, repeating another line that says nothing new
     port-taken            the bind fails (vLLM's own text)
     port-taken-once=FILE  only while FILE does not exist; creates it
-    port-taken-by-other   its first bind finds the port taken for real: it serves nowhere and exits
+    late-port             says that it is up, then fails on the port (uvicorn's text)
+    unhealthy             /health answers 503
+    health-then-die       dies as soon as it has answered /health
+    max-len=N             serves this max_model_len whatever is asked
+    block=N, seqs=N       uses this block size; at most this max_num_seqs, without a word
+    no-offload            cpu_offload_gb is accepted and moves nothing
+    tell-secrets          logs its environment's secrets, as vLLM's "non-default args" does with keys
+  Under load
+    die-after=S           dies S seconds after it is ready (exit 1, engine-dead text)
+    die-after-requests=N  runs out of device memory at the Nth completion and exits
+    kill-after-requests=N killed by SIGKILL at the Nth completion
+    hang-after-requests=N answers no further completion
+    http-500, http-500-every=N    completions answer 500
+    drop, drop-every=N    completions' connections are closed without an answer
+    garbage, no-usage     answers that are not JSON, or without counts
+    short-count, long-count, prompt-count   wrong numbers of tokens
+    refuse-long=N         requests of more than N tokens in all answer 400
+    slow-down=S           half as fast from S seconds after the third completion on (two are the fill test's)
+    flood-load            300 kB of log for each completion
+    cache-hits=SHARE      of the prompt tokens are said to come from the prefix cache
+    no-metrics, bad-metrics       /metrics answers 404, or no metrics
+  The end
     ignore-term           TERM is ignored
     orphan                leaves a child in its own session that ignores TERM
     bare-orphan           the same without environment and with its parent gone: found only if seen before
     shm                   keeps a segment in /dev/shm that its end does not free
-    http-500              completions answer 500
-    short-count           completions return one token less than asked
-    no-metrics            /metrics answers 404
-    no-offload            cpu_offload_gb is accepted and moves nothing
-    block=N               uses this block size whatever is asked
-    seqs=N                uses at most this max_num_seqs, without a word
+    hold-memory=S         FAKE_GPU stays filled S seconds after its end
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -62,10 +84,16 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+# Run as a script from anywhere, and imported as a module of the tests.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from answers import Server, dead, handler, pass_time
+from behaviour import DO, apply_faults, number
+from sequences import Engine
+from texts import LATE_PORT, PARENT, TEXTS, case_text
 
 GIB = 1 << 30
-STAGES = ("args", "load", "profile", "kv", "graph", "sampler", "serve")
 DEFAULTS = {
     "gpu_memory_utilization": 0.92, "cpu_offload_gb": 0.0, "max_model_len": 4096, "max_num_seqs": 128,
     "max_num_batched_tokens": 2048, "block_size": 128, "host": "127.0.0.1", "port": 8000,
@@ -76,34 +104,6 @@ IGNORED = {
     "pipeline_parallel_size", "limit_mm_per_prompt", "served_model_name", "kv_cache_memory_bytes", "model",
 }  # fmt: skip
 FLAGS = {"enforce_eager", "language_model_only", "trust_remote_code", "no_enable_prefix_caching"}
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 3.68 GiB"
-TEXTS = {
-    "args": "vllm serve: error: argument --dtype: invalid choice: 'float99' (choose from 'auto', 'half')",
-    "load": "(EngineCore pid=7) ERROR 11-30 02:33:11 [gpu_model_runner.py:4936] Failed to load model - not enough GPU "
-    "memory. Try lowering --gpu-memory-utilization to free memory for weights",
-    "profile": f"(EngineCore pid=7) ERROR 11-30 02:33:11 [core.py:1510]     self.model_runner.profile_run()\n"
-    f"(EngineCore pid=7) ERROR 11-30 02:33:11 [core.py:1510] {OOM}",
-    "kv": "(EngineCore pid=7) ERROR 11-30 02:33:11 [core.py:1510] ValueError: No available memory for the cache "
-    "blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
-    "graph": "(EngineCore pid=7) ERROR 11-30 02:33:11 [core.py:1510]     cuda_graph_memory_bytes = "
-    f"self.model_runner.capture_model()\n(EngineCore pid=7) ERROR 11-30 02:33:11 [core.py:1510] {OOM}",
-    "sampler": "(EngineCore pid=7) ERROR 11-30 02:33:11 [core.py:1510] RuntimeError: CUDA out of memory occurred when "
-    "warming up sampler with 256 dummy requests. Please try lowering `max_num_seqs` or `gpu_memory_utilization`",
-    "serve": "(EngineCore pid=7) ERROR 11-30 02:33:11 [core.py:1510] EngineCore encountered a fatal error.",
-}  # fmt: skip
-PARENT = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}"
-
-
-def behaviours() -> dict[str, str]:
-    items = filter(None, os.environ.get("FAKE_VLLM", "").split(","))
-    return {name: value for name, _, value in (item.partition("=") for item in items)}
-
-
-DO = behaviours()
-
-
-def number(name: str, default: float) -> float:
-    return float(os.environ.get(name, default))
 
 
 def say(text: str, where: str = "core.py:1", who: str = "EngineCore", level: str = "INFO") -> None:
@@ -158,8 +158,13 @@ def stage(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if name in (DO.get("die"), DO.get("fatal")):
         fail(read(DO["text"]) if "text" in DO else TEXTS[name], stay=DO.get("fatal") == name)
+    if DO.get("quit") == name:
+        os._exit(0)
     if DO.get("hang") == name:
         time.sleep(1e6)
+    while DO.get("chatter") == name:
+        say("Waiting for the other side", "utils.py:1")
+        time.sleep(0.1)
     while DO.get("heartbeat") == name:
         say("No available shared memory broadcast block found in 60 seconds.", "shm_broadcast.py:871")
         time.sleep(0.1)
@@ -170,11 +175,12 @@ def read(path: str) -> str:
         return file.read()
 
 
-def fail(text: str, *, stay: bool = False) -> None:
+def fail(text: str, *, stay: bool = False, parent: bool = True) -> None:
     print(text, flush=True)
     if stay:
         time.sleep(1e6)
-    print(PARENT, flush=True)
+    if parent:
+        print(PARENT, flush=True)
     sys.stdout.flush()
     os._exit(1)
 
@@ -255,6 +261,12 @@ def start_engine() -> None:
     child = os.fork()
     if not child:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if "FAKE_GPU" in os.environ:
+            held = {"mib": number("FAKE_GPU_MIB", 1000), "for_s": float(DO.get("hold-memory", 0))}
+            path = f"{os.environ['FAKE_GPU']}/{os.getpid()}"
+            with open(f"{path}.new", "w") as file:
+                json.dump(held, file)
+            os.replace(f"{path}.new", path)
         time.sleep(600)
         os._exit(0)
 
@@ -282,184 +294,12 @@ def start_engine() -> None:
             globals()["_kept"] = mmap.mmap(file.fileno(), 4096)
 
 
-class Engine:
-    """Sequences get a slot in order of arrival and produce tokens at one rate."""
-
-    def __init__(self, o: dict, memory: dict[str, int]) -> None:
-        self.o, self.memory = o, memory
-        self.seqs = min(o["max_num_seqs"], int(DO.get("seqs", o["max_num_seqs"])))
-        self.lock = threading.Condition()
-        self.running: dict[int, tuple[float, float, int, int]] = {}
-        self.waiting: list[int] = []
-        self.ids = itertools.count()
-        self.done_tokens = self.prompt_tokens = self.requests = 0
-
-    def serve(self, prompt: int, output: int) -> None:
-        size = math.ceil((prompt + output) / self.o["block_size"]) * self.o["block_size"]
-        with self.lock:
-            me = next(self.ids)
-            self.waiting.append(me)
-            self.lock.wait_for(lambda: self.waiting[0] == me and self.fits(size))
-            self.waiting.remove(me)
-            rate = number("FAKE_RATE", 200) * min(1.0, number("FAKE_KNEE", 32) / self.seqs)
-            start = time.monotonic() + prompt / number("FAKE_PREFILL", 1e6)
-            self.running[me] = (start, rate, output, size)
-            self.lock.notify_all()
-        time.sleep(max(0.0, start + output / rate - time.monotonic()))
-        with self.lock:
-            del self.running[me]
-            self.done_tokens += output
-            self.prompt_tokens += prompt
-            self.lock.notify_all()
-
-    def fits(self, size: int) -> bool:
-        held = sum(item[3] for item in self.running.values())
-        return len(self.running) < self.seqs and held + size <= self.memory["kv_tokens"]
-
-    def metrics(self) -> str:
-        with self.lock:
-            now = time.monotonic()
-            live = sum(
-                min(output, max(0, int((now - start) * rate)))
-                for start, rate, output, _ in self.running.values()
-            )
-            counts = (len(self.running), len(self.waiting), self.done_tokens + live, self.prompt_tokens)
-            held = sum(item[3] for item in self.running.values())
-        labels = {
-            "block_size": self.o["block_size"],
-            "num_gpu_blocks": self.memory["num_gpu_blocks"],
-            "gpu_memory_utilization": self.o["gpu_memory_utilization"],
-            "kv_cache_size_tokens": self.memory["kv_tokens"],
-            "kv_cache_max_concurrency": self.memory["kv_tokens"] / self.o["max_model_len"],
-            "kv_cache_memory_bytes": None,
-            "engine": 0,
-        }
-        info = ",".join(f'{name}="{value}"' for name, value in labels.items())
-        tag = '{engine="0",model_name="fake"}'
-        lines = [f"vllm:cache_config_info{{{info}}} 1.0"]
-        for name, value in (
-            ("num_requests_running", counts[0]),
-            ("num_requests_waiting", counts[1]),
-            ("generation_tokens_total", counts[2]),
-            ("prompt_tokens_total", counts[3]),
-            ("prefix_cache_queries_total", counts[3]),
-            ("prefix_cache_hits_total", 0),
-            ("num_preemptions_total", 0),
-            ("kv_cache_usage_perc", held / self.memory["kv_tokens"]),
-        ):
-            lines += [
-                f"# TYPE vllm:{name.removesuffix('_total')} untyped",
-                f"vllm:{name}{tag} {float(value)}",
-            ]
-        return "\n".join(lines) + "\n"
-
-
-def dead(code: int = 1) -> None:
-    print(
-        f"(APIServer pid={os.getpid()}) ERROR 11-30 02:47:11 [async_llm.py:906] vllm.v1.engine.exceptions."
-        "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
-        flush=True,
-    )
-    os._exit(code)
-
-
-def handler(engine: Engine, model: str) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        # Header and body leave in two packets; Nagle's rule would hold the second for 40 ms.
-        disable_nagle_algorithm = True
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def answer(self, status: int, body: str, kind: str = "application/json") -> None:
-            data = body.encode()
-            self.send_response(status)
-            self.send_header("content-type", kind)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def do_GET(self) -> None:
-            if self.path == "/health":
-                self.answer(200, "")
-            elif self.path == "/metrics" and "no-metrics" not in DO:
-                self.answer(200, engine.metrics(), "text/plain")
-            elif self.path == "/v1/models":
-                self.answer(
-                    200,
-                    json.dumps({"data": [{"id": model, "max_model_len": engine.o["max_model_len"]}]}),
-                )
-            elif self.path == "/version":
-                self.answer(200, json.dumps({"version": version()}))
-            else:
-                self.answer(404, '{"detail":"Not Found"}')
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            engine.requests += 1
-            if engine.requests == int(DO.get("die-after-requests", 0)):
-                say(OOM, "core.py:1540", level="ERROR")
-                dead()
-            prompt, output = len(body["prompt"]), body["max_tokens"]
-            if body["model"] != model:
-                self.answer(
-                    404,
-                    json.dumps({"error": {"message": f"The model `{body['model']}` does not exist."}}),
-                )
-            elif "http-500" in DO:
-                self.answer(500, '{"error": {"message": "Internal server error"}}')
-            elif prompt + output > engine.o["max_model_len"]:
-                text = f"This model's maximum context length is {engine.o['max_model_len']} tokens."
-                self.answer(400, json.dumps({"error": {"message": text, "code": 400}}))
-            else:
-                engine.serve(prompt, output)
-                counted = output - ("short-count" in DO)
-                usage = {
-                    "prompt_tokens": prompt,
-                    "completion_tokens": counted,
-                    "total_tokens": prompt + counted,
-                }
-                self.answer(
-                    200,
-                    json.dumps({"choices": [{"text": "", "finish_reason": "length"}], "usage": usage}),
-                )
-
-    return Handler
-
-
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 512
-    # vLLM shares its port as well (create_server_socket sets SO_REUSEPORT).
-    allow_reuse_port = True
-
-    def handle_error(self, *_: object) -> None:
-        """A client that left is no trouble."""
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Not HTTPServer's: it looks up the host's name.
-        self.socket.bind(self.server_address)
-        self.server_name, self.server_port = self.server_address[:2]
-
-
 def taken() -> bool:
     flag = DO.get("port-taken-once")
     if flag and not os.path.exists(flag):
         open(flag, "w").close()
         return True
     return "port-taken" in DO
-
-
-def pass_time() -> None:
-    for name in ("slow", "silent", "busy"):
-        end = time.monotonic() + float(DO.get(name, 0))
-        while time.monotonic() < end:
-            if name == "slow":
-                say("Loading safetensors checkpoint shards", "weight_utils.py:1")
-            if name != "busy":
-                time.sleep(0.1 if name == "slow" else max(0.0, end - time.monotonic()))
 
 
 def version() -> str:
@@ -472,11 +312,24 @@ def main() -> None:
         return
     o = parse(sys.argv[1:])
     model = str(o.get("served_model_name") or o.get("model"))
+    apply_faults(o)
+    if "case" in DO:
+        # The excerpt alone: what else this fake says is of another version.
+        fail(case_text(DO["case"], os.environ.get("FAKE_CASES")), parent=False)
     if "block" in DO:
         o["block_size"] = int(DO["block"])
     say(f" ▄▄ ▄█ █     █     █ ▀▄▀ █  version {version()}", "api_utils.py:347", "APIServer")
     given = {name: value for name, value in o.items() if DEFAULTS.get(name) != value}
     say(f"non-default args: {given}", "api_utils.py:286", "APIServer")
+    if "tell-secrets" in DO:
+        secrets = {
+            name.lower(): value for name, value in os.environ.items() if name in ("HF_TOKEN", "VLLM_API_KEY")
+        }
+        say(
+            f"non-default args: {secrets}, token {os.environ.get('HF_TOKEN')}",
+            "api_utils.py:286",
+            "APIServer",
+        )
     stage("args")
     if taken():
         fail("OSError: [Errno 98] Address already in use")
@@ -492,12 +345,17 @@ def main() -> None:
         f"max_seq_len={o['max_model_len']}, enforce_eager={eager}",
         "core.py:133",
     )
-    pass_time()
+    pass_time(say)
     memory = plan_memory(o)
+    if "max-len" in DO:
+        o["max_model_len"] = int(DO["max-len"])
     engine = Engine(o, memory)
     stage("serve")
+    if "late-port" in DO:
+        say(f"Starting vLLM server on http://{o['host']}:{o['port']}", "entry.py:140", "APIServer")
+        fail(LATE_PORT, parent=False)
     try:
-        server = Server((o["host"], o["port"]), handler(engine, model))
+        server = Server((o["host"], o["port"]), handler(engine, model, version(), say))
     except OSError as bind_error:
         fail(f"OSError: {bind_error}")
         return

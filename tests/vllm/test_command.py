@@ -97,3 +97,36 @@ def test_further_options_become_keys(extra: list[str], keys: dict[str, object]) 
 )
 def test_multimodal_limits_are_json(given: str, taken: object) -> None:
     assert json.loads(limit_json(given)) == taken
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "keys"),
+    [
+        # Only what is on by default needs a word to be off.
+        (
+            LaunchConfig(enable_prefix_caching=False, enforce_eager=False),
+            ["--no-enable-prefix-caching"],
+            {"no-enable-prefix-caching": True},
+        ),
+        (
+            LaunchConfig(enable_chunked_prefill=True),
+            ["--enable-chunked-prefill"],
+            {"enable-chunked-prefill": True},
+        ),
+        (
+            LaunchConfig(cudagraph_capture_sizes="[1, 2, 8]"),
+            ["--cudagraph-capture-sizes", "1", "2", "8"],
+            {"cudagraph-capture-sizes": [1, 2, 8]},
+        ),
+        (LaunchConfig(optimization_level=0), ["-O0"], {"optimization-level": 0}),
+        (LaunchConfig(max_model_len=-1), ["--max-model-len", "auto"], {"max-model-len": "auto"}),
+        (
+            LaunchConfig(mm_processor_kwargs='{"max_pixels": 1003520}'),
+            ["--mm-processor-kwargs", '{"max_pixels": 1003520}'],
+            {"mm-processor-kwargs": '{"max_pixels": 1003520}'},
+        ),
+    ],
+)
+def test_both_forms_say_the_same(config: LaunchConfig, words: list[str], keys: dict[str, object]) -> None:
+    assert serve_args(config, model="m") == ["m", *words]
+    assert yaml.safe_load(yaml_config(config, model="m")) == {"model": "m", **keys}

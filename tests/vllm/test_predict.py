@@ -22,7 +22,9 @@ from autotune.core.outcome import Outcome
 from autotune.errors import BadInput
 from autotune.recordings import RecordedLaunch, load_recording
 from autotune.units import GIB, MIB
-from autotune.vllm.predict import Predictor
+from autotune.vllm.batch import verdicts
+from autotune.vllm.predict import Predictor, encoder_use
+from autotune.vllm.versions import rules_for
 
 DATA = Path(__file__).parents[1] / "data"
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llama" / "config.json"
@@ -100,32 +102,72 @@ def test_knowing_run_1_the_other_clean_runs_are_right(
         assert made.ledger.kv_pool.best / GIB == pytest.approx(pool_gib, abs=0.03)
 
 
-@pytest.mark.parametrize("number", [8, 9, 10])
-def test_polluted_runs_are_not_learnt_from(number: int) -> None:
+def after_the_scan() -> Calibration:
+    known = Calibration()
+    for run in article():
+        known = article_predictor().learn(known, run.config, run.device, run.facts)
+    return known
+
+
+@pytest.mark.parametrize(("number", "missing_gib"), [(8, 0.47), (9, 0.54), (10, 0.66)])
+def test_polluted_runs_are_named_with_what_misses_and_not_learnt_from(
+    number: int, missing_gib: float
+) -> None:
     run = article()[number - 1]
     known = article_predictor().learn(after_run_1(), run.config, run.device, run.facts)
     assert known.observations == after_run_1().observations
-    assert "669 MiB of an earlier process" in known.notes[-1]
+    assert known.notes[-1].startswith(
+        "device not clean before the launch: 669 MiB of an earlier process in use (0.65 GiB)"
+    )
+    assert f"its pool misses {missing_gib} GiB" in known.notes[-1]
+
+
+def test_the_whole_scan_teaches_six_launches() -> None:
+    known = after_the_scan()
+    # Runs 1, 3, 4 and 5 are one configuration at four shares; 11 and 12 differ.
+    assert sorted(o.times for o in known.observations) == [1, 1, 4]
+    assert sum("device not clean" in note for note in known.notes) == 3
+    # Run 7 loaded 3.36 GiB where 3.21 were free.
+    assert sum("moved the rest to host memory" in note for note in known.notes) == 1
+    assert not any("contradict" in note for note in known.notes)
 
 
 def test_what_the_polluted_runs_would_have_done_on_a_clean_card() -> None:
     predictor, known = article_predictor(), after_run_1()
     offload2, len2048 = (predictor.verdict(article()[n].config, article()[n].device, known) for n in (7, 8))
-    # About 0.58 GiB: all decoder layers moved, 1.34 instead of 1.01 GiB.
-    assert offload2.ledger.kv_pool.best / GIB == pytest.approx(0.58, abs=0.01)
+    # About 0.58 GiB: all decoder layers moved, 1.34 instead of 1.01 GiB, and their rounding with them.
+    assert offload2.ledger.kv_pool.best / GIB == pytest.approx(0.58, abs=0.02)
     assert len2048.verdict == "starts"
 
 
-def test_usable_share_is_the_published_window() -> None:
-    run = article()[0]
-    window = article_predictor().usable_gmu(run.config, run.device, after_run_1())
-    assert window is not None
-    # Gate 3 at 0.6462 and gate 1 at 0.8025, less what 0.01 GiB of rounding leaves open (8 MiB of 4096).
-    assert 0.6462 - 0.0021 < window[0] <= 0.6462
-    assert window[1] == pytest.approx(0.8025, abs=1e-4)
-    before = article_predictor().usable_gmu(run.config, run.device)
-    assert before is not None
-    assert before[0] < window[0]
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_window_is_the_published_one(scan: bool) -> None:
+    run, known = article()[0], after_the_scan() if scan else after_run_1()
+    window = article_predictor().gmu_window(run.config, run.device, known)
+    assert window.gate2 == pytest.approx(0.6375, abs=1e-4)
+    assert window.gate3 == pytest.approx(0.6462, abs=1e-4)
+    assert window.gate1 == pytest.approx(0.8025, abs=1e-4)
+    # 36 MiB for one sequence, of 4096.
+    assert window.slit == pytest.approx(36 / 4096)
+    assert window.high == window.gate1
+    assert window.low is not None
+    assert window.gate3 is not None
+    # What 0.01 GiB of rounding leaves open below gate 3. The scan cannot narrow it: its budgets differ by
+    # 204.8 MiB, twenty of those steps.
+    assert 0 < window.gate3 - window.low < 0.0021
+    assert article_predictor().usable_gmu(run.config, run.device, known) == (window.low, window.high)
+
+
+def test_the_window_before_any_launch_is_wider_and_an_explicit_pool_has_none() -> None:
+    run, predictor = article()[0], article_predictor()
+    before, after = (predictor.gmu_window(run.config, run.device, known) for known in (None, after_run_1()))
+    assert before.low is not None
+    assert after.low is not None
+    assert before.low < after.low
+    explicit = predictor.gmu_window(run.config.with_options(kv_cache_memory_bytes=GIB), run.device)
+    assert (explicit.low, explicit.gate2, explicit.slit) == (0.0, None, None)
+    refused = predictor.gmu_window(run.config.with_options(max_model_len=1 << 30), run.device)
+    assert (refused.low, refused.high) == (None, None)
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -161,8 +203,11 @@ def test_before_any_launch_the_pool_is_within_the_interval(run: RecordedLaunch) 
     made = Predictor(model(run.model), "0.26.0", usage="llm").verdict(run.config, run.device)
     pool, real = made.ledger.kv_pool, measured_pool_bytes(run)
     assert made.verdict == "starts"
-    assert pool.low <= real <= pool.high
-    assert pool.best == pytest.approx(real, rel=0.005)
+    assert pool.low <= real + made.ledger.bytes_per_block
+    assert real <= pool.high
+    assert pool.best == pytest.approx(real, rel=0.0015)
+    if run.config.enforce_eager:
+        assert pool.width < 0.05 * made.ledger.budget.best
 
 
 @pytest.mark.parametrize(("name", "outcome"), [("a11", Outcome.GATE2_NO_KV), ("g1", Outcome.GATE1_BUDGET)])
@@ -172,35 +217,34 @@ def test_recorded_refusals_are_refused_before_any_launch(name: str, outcome: Out
     assert (made.verdict, made.outcome) == ("refused", outcome)
 
 
-def other_rows_of_one_mode() -> list[tuple[RecordedLaunch, RecordedLaunch]]:
-    first: dict[Any, RecordedLaunch] = {}
-    pairs = []
-    for run in STARTED_ROWS:
-        seen = first.setdefault((run.model, run.config.enforce_eager), run)
-        if seen is not run:
-            pairs.append((seen, run))
-    return pairs
+PAIRS = [
+    (seen, run)
+    for seen in STARTED_ROWS
+    for run in STARTED_ROWS
+    if (seen.model, seen.config.enforce_eager) == (run.model, run.config.enforce_eager) and seen is not run
+]
 
 
-@pytest.mark.parametrize(
-    ("seen", "run"), other_rows_of_one_mode(), ids=lambda run: run.name if hasattr(run, "name") else ""
-)
-def test_after_one_launch_of_the_mode_pools_are_within_a_fifth_of_a_percent(
+@pytest.mark.parametrize(("seen", "run"), PAIRS, ids=lambda run: run.name)
+def test_after_one_launch_of_the_mode_pools_are_within_a_tenth_of_a_percent(
     seen: RecordedLaunch, run: RecordedLaunch
 ) -> None:
     predictor = Predictor(model(run.model), "0.26.0", usage="llm")
     known = predictor.learn(Calibration(), seen.config, seen.device, seen.facts)
-    pool = predictor.verdict(run.config, run.device, known).ledger.kv_pool
-    real = measured_pool_bytes(run)
-    assert pool.best == pytest.approx(real, rel=0.002)
-    block = model(run.model).kv_bytes_per_token * (run.facts.block_size or 16)
-    assert pool.low <= real + block
+    ledger = predictor.verdict(run.config, run.device, known).ledger
+    pool, real = ledger.kv_pool, measured_pool_bytes(run)
+    assert known.notes == ()
+    assert pool.best == pytest.approx(real, rel=0.0015)
+    assert pool.low <= real + ledger.bytes_per_block
     assert real <= pool.high
+    assert pool.width < 0.01 * ledger.budget.best
 
 
 def test_how_many_rows_the_pairs_cover() -> None:
-    # 18 rows started; five (model, mode) groups, two of them compiled rows that stand alone.
-    assert (len(STARTED_ROWS), len(other_rows_of_one_mode())) == (18, 12)
+    # 18 rows started: 5, 6, 3 and 2 eager ones of four models, two compiled rows that stand alone.
+    compiled = [run for run in STARTED_ROWS if not run.config.enforce_eager]
+    assert (len(STARTED_ROWS), len(compiled)) == (18, 2)
+    assert len(PAIRS) == 5 * 4 + 6 * 5 + 3 * 2 + 2
 
 
 # -- vLLM's CPU backend ----------------------------------------------------------------------------
@@ -341,6 +385,96 @@ def test_an_unknown_version_adds_a_doubt_and_width() -> None:
     assert unsure.ledger.non_kv.width > sure.ledger.non_kv.width
 
 
+def test_what_comes_after_the_gates_is_listed_with_its_bytes() -> None:
+    h100 = Device("H100", DeviceKind.CUDA, Interval.exact(80 * GIB), Interval.exact(79 * GIB))
+    predictor = Predictor(model("llama31-8b"), "0.32.0")
+    config = LaunchConfig(max_num_seqs=1024, max_model_len=131072, gpu_memory_utilization=0.9)
+    made = predictor.verdict(config, h100)
+    risks = {risk.name: risk for risk in made.risks}
+    # Two tables of 1024 rows of 8192 blocks of 4 bytes.
+    assert risks["block tables"].size.best == 64 * MIB
+    assert risks["block tables"].left.best == 79 * GIB - made.ledger.budget.best
+    assert not risks["block tables"].likely
+    assert made.as_dict()["risks"][0]["name"] in risks
+    # On 0.11 (runner V1, no estimate) all graphs come on top: 67 sizes and as many full ones at most.
+    old = {risk.name: risk for risk in Predictor(model("llama31-8b"), "0.11.0").verdict(config, h100).risks}
+    assert old["CUDA graphs beyond their estimate"].size.best > 0.4 * GIB
+    # FlashInfer's workspace, where it is the default backend.
+    blackwell = replace(h100, compute_capability=(10, 0))
+    assert "FlashInfer's workspace" in {risk.name for risk in predictor.verdict(config, blackwell).risks}
+
+
+@pytest.mark.parametrize(
+    ("name", "pool_gib", "platform", "verdict", "outcome"),
+    [
+        ("qwen3-8b", 2, "linux", "starts", "started"),
+        # 15.3 GiB of weights and 20 of pool in 23: gate 1 compares gmu alone, the allocation fails.
+        ("qwen3-8b", 20, "linux", "refused", "oom_profile"),
+        ("qwen3-8b", 20, "wsl2", "uncertain", "oom_profile"),  # the driver may move the rest to host memory
+        ("qwen3-8b", 7, "linux", "uncertain", "started"),
+        ("llama33-70b", 1, "linux", "refused", "oom_load"),  # gate 2 does not look at weights then
+        ("llama33-70b", 1, "wsl2", "uncertain", "oom_load"),
+    ],
+)
+def test_a_pool_of_given_size_must_fit_beside_the_weights(
+    name: str, pool_gib: int, platform: str, verdict: str, outcome: str
+) -> None:
+    card = replace(CARD, total=Interval.exact(24 * GIB), free=Interval.exact(23 * GIB), platform=platform)
+    config = LaunchConfig(kv_cache_memory_bytes=pool_gib * GIB, max_model_len=2048)
+    predictor = Predictor(model(name), "0.32.0")
+    made = predictor.verdict(config, card)
+    assert (made.verdict, made.outcome.value) == (verdict, outcome)
+    assert made.headroom["gate1_budget"].best > 0
+    batch = verdicts(predictor, {"kv_cache_memory_bytes": [pool_gib * GIB], "max_model_len": [2048]}, card)
+    assert (batch.verdicts, batch.outcomes) == ([made.verdict], [made.outcome])
+    if verdict == "refused":
+        assert made.shortfall_bytes == pytest.approx(-made.headroom[outcome].best, abs=1)
+        assert "more than what is free" in made.reason
+
+
+def test_a_pool_that_the_cpu_backend_takes_unasked_may_not_fit() -> None:
+    # 0.11: 4 GiB whatever else is taken; nothing compares them with the machine's memory.
+    node = Device("node", DeviceKind.CPU, Interval.exact(16 * GIB), Interval.exact(15 * GIB))
+    made = Predictor(model("llama31-8b"), "0.11.0").verdict(LaunchConfig(max_model_len=2048), node)
+    assert (made.verdict, made.outcome) == ("uncertain", Outcome.HOST_RAM)
+    small = Predictor(model("qwen3-0.6b"), "0.11.0").verdict(LaunchConfig(max_model_len=2048), node)
+    assert small.verdict == "starts"
+
+
+def test_an_offload_that_the_host_cannot_hold_is_refused() -> None:
+    predictor = Predictor(model("llama31-8b"), "0.17.0")
+    config = LaunchConfig(cpu_offload_gb=12.0, max_model_len=2048)
+    for free_gib, verdict in ((32, "starts"), (16, "uncertain"), (8, "refused")):
+        card = replace(CARD, host_free_bytes=free_gib * GIB)
+        made = predictor.verdict(config, card)
+        assert made.verdict == verdict
+        assert (made.outcome is Outcome.HOST_RAM) == (verdict != "starts")
+
+
+@pytest.mark.parametrize(
+    ("options", "images", "videos", "pixels", "built"),
+    [
+        ({}, None, None, None, 1.0),
+        ({"limit_mm_per_prompt": '{"image": 1, "video": {"count": 0}}'}, 1, 0, None, 1.0),
+        ({"mm_processor_kwargs": '{"max_pixels": 50176}'}, None, None, 50176, 1.0),
+        ({"mm_processor_kwargs": '{"size": {"longest_edge": 50176}}'}, None, None, 50176, 1.0),
+        ({"language_model_only": True}, None, None, None, 0.0),
+        (
+            {"limit_mm_per_prompt": "[1", "mm_processor_kwargs": '{"max_pixels": "many"}'},
+            None,
+            None,
+            None,
+            1.0,
+        ),
+    ],
+)
+def test_what_options_say_of_encoders(
+    options: dict[str, Any], images: int | None, videos: int | None, pixels: int | None, built: float
+) -> None:
+    use = encoder_use(LaunchConfig.from_params(options), rules_for("0.28.0"))
+    assert (use.images, use.videos, use.max_pixels, use.built.best) == (images, videos, pixels, built)
+
+
 # -- laws ------------------------------------------------------------------------------------------
 
 CARD = Device("card", DeviceKind.CUDA, Interval.exact(24 * GIB), Interval.exact(23 * GIB))
@@ -365,7 +499,8 @@ def known_for(name: str, version: str, eager: bool, on_cpu: bool, calibrated: bo
             max_model_len=2048,
         )
         known = predictor.learn(known, config, device, Facts(non_kv_bytes=round(gib * GIB)))
-    assert len(known.observations) == 2
+    # Before 0.20 the CPU backend sets its pool itself, so that a launch says nothing of the rest.
+    assert len(known.observations) == (0 if on_cpu and version == "0.11.0" else 2)
     return known
 
 
@@ -455,14 +590,3 @@ def test_a_refusal_means_that_no_point_of_the_interval_starts(
         assert made.verdict != "refused"
     if made.verdict == "starts":
         assert starts
-
-
-def test_two_thousand_candidates_are_judged_in_seconds() -> None:
-    import time
-
-    predictor, known, run = article_predictor(), after_run_1(), article()[0]
-    began = time.perf_counter()
-    for number in range(400):
-        predictor.verdict(run.config.with_options(max_model_len=64 + number), run.device, known)
-    # 0.4 ms each on two slow cores; ten times that still leaves a pool of 2000 at 8 s.
-    assert time.perf_counter() - began < 400 * 0.004

@@ -1,0 +1,207 @@
+"""What the options of `autotune search` mean together: everything a search is made of, checked."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.launching import check_engine, emulated_dtype, engine_of
+from autotune.cli.options import (
+    check_storage,
+    parse_environment,
+    parse_passthrough,
+    parse_seconds,
+    parse_workload,
+)
+from autotune.cli.search_asked import Asked
+from autotune.errors import BadInput
+
+if TYPE_CHECKING:
+    from autotune.core.device import Device
+    from autotune.engines.base import Engine
+    from autotune.models import LoadedModel
+    from autotune.search.goal import Goal
+    from autotune.search.state import SearchState
+    from autotune.spaces import Space
+    from autotune.vllm.predict import Predictor
+
+# Everything heavier is imported inside the functions: `autotune search --help` needs none of it.
+
+#: Windows of one measurement: the first six are the short load, after which a launch that cannot win ends;
+#: all of them together still cover three waves.
+_WINDOWS = 12
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the options mean, checked: everything a search is made of."""
+
+    loaded: LoadedModel
+    engine: Engine
+    device: Device
+    predictor: Predictor
+    space: Space
+    goal: Goal
+    usage: str
+    dummy: bool
+    rest: tuple[str, ...]
+    environment: dict[str, str]
+    #: What a person should know before the first launch.
+    notes: list[str]
+
+
+def understand(asked: Asked) -> Question:
+    """The question behind the options; the cheap checks first, and nothing is started before all passed.
+
+    Raises:
+        BadInput: anything wrong with the options, the files or the model.
+        EngineUnavailable: no vLLM on this machine.
+    """
+    from autotune.core.device import DeviceKind
+    from autotune.engines.base import MeasurePlan
+    from autotune.models import load_model
+    from autotune.search.goal import Goal
+    from autotune.spaces import Space, contradiction, load_space, parse_settings, space_for
+    from autotune.units import MIB
+    from autotune.vllm.predict import Predictor
+
+    fixed = parse_settings(asked.settings)
+    passed = parse_passthrough(asked.vllm_options, trusted=fixed)
+    fixed = {**passed.options, **fixed}
+    check_storage(asked.storage)
+    budget_s = parse_seconds(asked.budget, "--budget")
+    start_timeout_s = parse_seconds(asked.start_timeout, "--start-timeout")
+    environment = parse_environment(asked.vllm_env)
+    wrong = contradiction(fixed, asked.target_len)
+    if wrong:
+        raise BadInput(wrong)
+    clients, shapes = parse_workload(
+        asked.workload_file, asked.concurrency, asked.input_len, asked.output_len, asked.target_len
+    )
+    space = _named_space(asked, fixed)
+    check_engine(asked)
+    loaded = load_model(asked.model, trust_remote_code="--trust-remote-code" in passed.rest)
+    longest = loaded.spec.max_length
+    if longest is not None and asked.target_len > longest:
+        raise BadInput(
+            f"--target-len {asked.target_len} is longer than the model allows ({longest} tokens)",
+            hint=f"use --target-len {longest} or less",
+        )
+    notes = [f"model: {doubt}" for doubt in loaded.spec.doubts]
+    engine, usage, dummy = engine_of(
+        asked, loaded, passed.rest, environment, start_timeout_s, notes, seed=asked.seed
+    )
+    replays = engine.candidates() is not None
+    if replays:
+        space = space or Space("recording", {})
+    device = engine.device()
+    on_cpu = device.kind is DeviceKind.CPU
+    dtype = emulated_dtype(fixed, on_cpu=on_cpu, dummy=dummy)
+    if dtype is not None:
+        fixed["dtype"] = dtype
+        notes.append(
+            "this CPU has no bfloat16 instructions, and vLLM would emulate its default type about four times "
+            "slower: as the weights are random ones, every launch, the default too, gets --dtype float32 "
+            "(`-- --dtype bfloat16` keeps vLLM's own choice)"
+        )
+    reserve_mib = asked.reserve_mib
+    if reserve_mib is None:
+        # design.md: a display or a second process on CUDA, the machine itself on the CPU backend; a
+        # recording holds no memory.
+        reserve_mib = 0 if replays else 4096 if on_cpu else 256
+    goal = Goal(
+        target_len=asked.target_len,
+        max_launches=asked.max_launches,
+        concurrency=clients,
+        shapes=shapes,
+        # A GPU at 256 clients needs a minute or two for four waves; on a CPU, where a launch takes about a
+        # minute, half a minute keeps five launches within eight.
+        plan=MeasurePlan(windows=_WINDOWS, limit_s=asked.measure_s or (30.0 if on_cpu else 180.0)),
+        budget_s=budget_s,
+        patience=asked.patience,
+        reserve_bytes=reserve_mib * MIB,
+        seed=asked.seed,
+        fixed=fixed,
+        max_ttft_ms=asked.max_ttft_ms,
+        max_tpot_ms=asked.max_tpot_ms,
+    )
+    # A server inherits the variables of this process; what was recorded had its own.
+    variables = {} if replays else {**os.environ, **environment}
+    predictor = Predictor(loaded.spec, engine.version(), usage=usage, environment=variables)
+    if predictor.environment:
+        heeded = ", ".join(f"{name}={value}" for name, value in predictor.environment.items())
+        notes.append(f"environment: {heeded}")
+    return Question(
+        loaded=loaded,
+        engine=engine,
+        device=device,
+        predictor=predictor,
+        space=space or load_space(space_for(device), target_len=asked.target_len),
+        goal=goal,
+        usage=usage,
+        dummy=dummy,
+        rest=passed.rest,
+        environment=environment,
+        notes=notes,
+    )
+
+
+def _named_space(asked: Asked, fixed: dict[str, Any]) -> Space | None:
+    """The space of `--space`, None without one.
+
+    Raises:
+        BadInput: it cannot be read, or cannot meet the target.
+    """
+    from autotune.spaces import contradiction, load_space
+
+    if not asked.space_source:
+        return None
+    space = load_space(asked.space_source, target_len=asked.target_len)
+    short = [n for n in space.values.get("max_model_len", ()) if n is not None and n < asked.target_len]
+    if short:
+        raise BadInput(f"the space's max_model_len {short[0]} is below --target-len {asked.target_len}")
+    wrong = contradiction({**space.fixed, **fixed}, asked.target_len)
+    if wrong:
+        raise BadInput(f"with the space's fixed options: {wrong}")
+    return space
+
+
+def record_of(asked: Asked, question: Question, state: SearchState) -> dict[str, Any]:
+    """run.yaml."""
+    from autotune import __version__
+
+    device, goal, space = question.device, question.goal, question.space
+    return {
+        "autotune_version": __version__,
+        "model": question.loaded.name,
+        "target_len": goal.target_len,
+        "engine": question.engine.name,
+        "vllm_version": question.engine.version(),
+        "dummy_weights": question.dummy,
+        "device": {
+            "name": device.name,
+            "kind": device.kind.value,
+            "total_bytes": device.total.as_dict(),
+            "free_bytes": device.free.as_dict(),
+            "used_bytes": device.used_bytes,
+        },
+        "reserve_bytes": goal.reserve_bytes,
+        "max_launches": goal.max_launches,
+        "budget_s": goal.budget_s,
+        "patience": goal.patience,
+        "limits": state.limits(),
+        "seed": goal.seed,
+        "workload": state.workload.as_dict(),
+        "fixed": dict(goal.fixed),
+        "notes": list(question.notes),
+        "vllm_options": list(question.rest),
+        # Names only: values may be secrets.
+        "vllm_env": sorted(question.environment),
+        "space": {
+            "name": space.name,
+            "values": {name: list(values) for name, values in space.values.items()},
+            "fixed": dict(space.fixed),
+        },
+        "fingerprint": dict(question.engine.fingerprint()),
+    }

@@ -1,0 +1,192 @@
+"""Files of a run folder: written whole or not at all, and read without trusting who wrote them.
+
+A run folder may have come from somebody else. What stands in it is data: a link, a device or a FIFO in
+place of a file is refused, sizes are bounded, and a path in a record may not lead out of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from autotune.errors import BadInput, EngineUnavailable
+
+#: result.json has some ten kilobytes.
+_MOST_DOCUMENT_BYTES = 16 << 20
+#: run.yaml too; PyYAML reads some 100 kB a second.
+MOST_YAML_BYTES = 1 << 20
+#: A line of trials.jsonl has some kilobytes; a search of a thousand proposals, some megabytes.
+_MOST_LINES_BYTES = 512 << 20
+
+
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Whole or not at all: a temporary file in the same folder, synced, then renamed.
+
+    Raises:
+        EngineUnavailable: the disk is full or read-only; the old file is as it was.
+    """
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, mode & ~_umask())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def append_line(path: Path, line: str) -> None:
+    """Adds one line and waits until it is on disk; a line that does not fit leaves nothing of itself.
+
+    Raises:
+        EngineUnavailable: the disk is full or read-only.
+        BadInput: the file is a link or no file.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BadInput(f"{path} is a link: not a file of autotune's own") from None
+        raise cannot_write(path, error) from error
+    try:
+        size = os.fstat(handle).st_size
+        data = f"{line}\n".encode()
+        try:
+            while data:
+                data = data[os.write(handle, data) :]
+            os.fsync(handle)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, size)
+            raise cannot_write(path, error) from error
+    finally:
+        os.close(handle)
+
+
+def read_document(path: Path, most_bytes: int = _MOST_DOCUMENT_BYTES) -> bytes:
+    """A small file of a run folder, as bytes; see `_read`."""
+    return _read(path, most_bytes)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a .jsonl file; see `_read`. Bytes that are no UTF-8 become U+FFFD."""
+    text = _read(path, _MOST_LINES_BYTES).decode("utf-8", "replace")
+    # Not splitlines: a log's tail may hold other characters that it takes for the end of a line.
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def parse_record(line: str) -> dict[str, Any] | None:
+    """The JSON object in a line; None for anything else."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def bounded(document: Any, most: int = 500_000, deepest: int = 64) -> Any:
+    """`document` itself; a few lines of YAML aliases can stand for billions of values.
+
+    Raises:
+        ValueError: too many values or too deep, aliases followed.
+    """
+    left, todo = most, [(document, 0)]
+    while todo:
+        value, depth = todo.pop()
+        left -= 1
+        if left < 0 or depth > deepest:
+            raise ValueError("too many values, or nested too deeply")
+        if isinstance(value, dict):
+            todo += [(inner, depth + 1) for pair in value.items() for inner in pair]
+        elif isinstance(value, (list, tuple, set)):
+            todo += [(inner, depth + 1) for inner in value]
+    return document
+
+
+def inside(folder: Path, name: Any) -> Path | None:
+    """The file that a record names, e.g. "logs/001-baseline.log"; None when that leads out of the folder,
+    through a link, or to no regular file.
+    """
+    if not isinstance(name, str) or not name or "\0" in name or len(name) > 1000:
+        return None
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or ".." in relative.parts:
+        return None
+    path = folder
+    for part in relative.parts:
+        path = path / part
+        if path.is_symlink():
+            return None
+    return path if path.is_file() else None
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuses a run folder in which something to be written is a link to somewhere else.
+
+    Raises:
+        BadInput: with the link's name.
+    """
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                raise BadInput(
+                    f"{entry.path} is a link: not a run folder that autotune made",
+                    hint="copy the folder without links if you trust it",
+                )
+
+
+def cannot_write(path: Path, error: OSError) -> EngineUnavailable:
+    """What to say when the disk is full, read-only or gone."""
+    hint = "what was written before is whole; free some space and go on with --resume"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        hint = "what was written before is whole; choose a place that can be written with --runs-dir"
+    return EngineUnavailable(f"cannot write {path}: {error.strerror or error}", hint=hint)
+
+
+def _read(path: Path, most_bytes: int) -> bytes:
+    """The bytes of a regular file that is no link.
+
+    Raises:
+        FileNotFoundError: there is none.
+        BadInput: it is a link, no regular file, too large, or cannot be read.
+    """
+    try:
+        # Non-blocking: opening a FIFO would otherwise wait for its other end for ever.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise BadInput(f"cannot read {path}: {reason}") from None
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise BadInput(f"cannot read {path}: not a regular file")
+        try:
+            data = file.read(most_bytes + 1)
+        except OSError as error:
+            raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > most_bytes:
+        raise BadInput(f"{path} is larger than {most_bytes >> 20} MiB")
+    return data
+
+
+def _umask() -> int:
+    """This process's umask, read without changing it (another thread may be creating a file)."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022

@@ -1,0 +1,226 @@
+"""Which candidate to launch next.
+
+First a short list: the best predicted ones, each different from what was launched, so that every choice of
+a category (block size, offload) is seen once. Then expected improvement under forecast x ratio (ratio.py).
+Every few launches one candidate at random: a control, and a way out when forecast and ratio both mislead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from autotune.core.launch import LaunchConfig
+from autotune.core.outcome import Outcome
+from autotune.core.workload import Workload
+from autotune.search.columns import Array, Rows
+from autotune.search.forecast import Forecast
+from autotune.search.pool import Pool
+from autotune.search.ratio import Points, Ratio, Scale, fit_ratio
+from autotune.units import MIB
+
+#: One launch in so many is drawn at random once the list is done.
+RANDOM_EVERY = 6
+#: A launch of the list may be predicted this much slower (in logarithms) than the best one, if it shows a
+#: choice that nothing has shown yet: within 40 %, since what a category costs is often unknown.
+_COVERS_WITHIN = 0.5
+#: What a new number of sequences, and of batched tokens, is worth in the list, in logarithms: the strongest
+#: levers, whose best values forecasts miss by a step.
+_NEW_SEQS, _NEW_TOKENS = 0.15, 0.05
+#: Later, the logarithm of a gain loses this times log(1 + launches with that number of sequences): the model
+#: else spends them on variants of one number that differ by less than launches do.
+_SAME_SEQS = 0.5
+#: Candidates whose single verdict is asked for risks that the columns do not hold.
+_LOOKED_AT = 8
+#: What should stay free beside the budget for allocations that no gate checks (design.md keeps as much for
+#: others on CUDA); with nothing left every second launch is taken to die.
+_BESIDE_BYTES = 256 * MIB
+_NOTHING_LEFT = 0.5
+#: After a launch that died for memory, of candidates that ask for at least as much everywhere.
+_AS_HEAVY = 0.02
+#: After a death behind the gates, of candidates that leave no more beside the budget, whatever they ask for.
+_AS_FULL = 0.15
+#: After a launch that died for another reason, of candidates with the same block size, each time.
+_LIKE_A_FAILURE = 0.5
+#: What is left of a candidate's worth when something after the gates will likely not fit.
+_LIKELY_DEAD = 0.3
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Launches so far.
+
+    Attributes:
+        rows, log_tok_s: of those that were measured on a clean device, one per configuration.
+        failed: rows of those that died, with why.
+        all_rows: of every launch, for diversity.
+    """
+
+    rows: Rows
+    log_tok_s: Array
+    failed: Sequence[tuple[Rows, Outcome, float]]
+    all_rows: Rows
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One candidate.
+
+    Attributes:
+        why: "predicted", "model" or "random".
+        gain: the improvement over the best so far that the model expects of it (natural logarithm);
+            infinite while the list lasts.
+        expected_tok_s: predicted, ratio included.
+    """
+
+    config: LaunchConfig
+    why: str
+    gain: float
+    expected_tok_s: float
+
+
+class Proposer:
+    """Chooses one candidate after the other; the same seed chooses the same.
+
+    Args:
+        listed: launches of the list.
+        cpu: vLLM's CPU backend, where nothing is allocated beside the budget after the gates.
+        risk: whether something after the gates likely kills a launch of this configuration.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        listed: int,
+        cpu: bool = False,
+        risk: Callable[[LaunchConfig], bool] = lambda _: False,
+    ) -> None:
+        self._random = np.random.default_rng(seed)
+        self._listed = listed
+        self._cpu = cpu
+        self._risk = risk
+
+    def propose(
+        self, pool: Pool, seen: Seen, forecast: Forecast, workload: Workload, searched: int
+    ) -> Proposal | None:
+        """The next candidate, None when none is left.
+
+        Args:
+            searched: search launches so far, the baseline left out.
+        """
+        places = pool.open_places()
+        if not len(places):
+            return None
+        rows = pool.columns.rows.take(places)
+        chance = self._chance(pool, places, seen)
+        view = _View(pool.columns.rows, forecast, workload)
+        ratio, best = view.learnt(seen)
+        points, base = view.of(rows)
+        mean, deviation = ratio.posterior(points)
+        expected = base + mean
+        if searched < self._listed or not len(seen.rows):
+            worth = expected + np.log(np.maximum(chance, 1e-3))
+            if searched:
+                worth = _diverse(worth, rows, seen.all_rows, workload.concurrency)
+            place = self._best(pool, places, worth, math.log(_LIKELY_DEAD))
+            return Proposal(pool.configs[places[place]], "predicted", math.inf, math.exp(expected[place]))
+        gains = _expected_improvement(expected, deviation, best) * chance
+        gain = float(gains.max())
+        if (searched - self._listed) % RANDOM_EVERY == RANDOM_EVERY - 1:
+            sure = np.flatnonzero(chance >= min(0.9, float(chance.max())))
+            place = int(self._random.choice(sure))
+            return Proposal(pool.configs[places[place]], "random", gain, math.exp(expected[place]))
+        together = np.minimum(rows.seqs, workload.concurrency)
+        before = np.minimum(seen.all_rows.seqs, workload.concurrency)
+        alike = (together[:, None] == before[None, :]).sum(axis=1)
+        worth = np.log(np.maximum(gains, 1e-30)) - _SAME_SEQS * np.log1p(alike)
+        place = self._best(pool, places, worth, math.log(_LIKELY_DEAD))
+        return Proposal(pool.configs[places[place]], "model", gain, math.exp(expected[place]))
+
+    def _best(self, pool: Pool, places: npt.NDArray[np.int64], worth: Array, risky: float) -> int:
+        """The place (within `places`) of the most worth, once those in front were asked for risks."""
+        front = np.argsort(-worth, kind="stable")[:_LOOKED_AT]
+        best, found = -math.inf, int(front[0])
+        for place in front:
+            if worth[place] <= best:
+                break
+            value = float(worth[place])
+            if self._risk(pool.configs[places[place]]):
+                value += risky
+            if value > best:
+                best, found = value, int(place)
+        return found
+
+    def _chance(self, pool: Pool, places: npt.NDArray[np.int64], seen: Seen) -> Array:
+        """That a launch starts and serves, with what earlier deaths say."""
+        columns = pool.columns
+        rows = columns.rows.take(places)
+        chance: Array = columns.chance[places].copy()
+        free = columns.free_bytes[places]
+        if not self._cpu:
+            chance *= np.clip(_NOTHING_LEFT + (1 - _NOTHING_LEFT) * free / _BESIDE_BYTES, _NOTHING_LEFT, 1.0)
+        for failed, outcome, free_then in seen.failed:
+            if not outcome.value.startswith(("oom_", "gate", "host_")):
+                chance[rows.block_size == failed.block_size[0]] *= _LIKE_A_FAILURE
+                continue
+            # Too small a pool is cured by a larger budget, everything else by a smaller one.
+            budget = outcome in (Outcome.GATE2_NO_KV, Outcome.GATE3_SEQ_TOO_LONG)
+            heavier = free >= free_then if budget else free <= free_then
+            heavier &= (rows.seqs >= failed.seqs[0]) & (rows.tokens >= failed.tokens[0])
+            heavier &= (rows.max_model_len >= failed.max_model_len[0]) & (rows.kind == failed.kind[0])
+            less = rows.offloaded_bytes <= failed.offloaded_bytes[0]
+            heavier &= ~less if outcome is Outcome.HOST_RAM else less
+            chance[heavier] *= _AS_HEAVY
+            if outcome.value.startswith("oom_"):
+                chance[(free <= free_then) & ~heavier] *= _AS_FULL
+        return chance
+
+
+class _View:
+    """Rows as features and slopes, for one pool, forecast and load."""
+
+    def __init__(self, rows: Rows, forecast: Forecast, workload: Workload) -> None:
+        self._forecast = forecast
+        self._clients = workload.concurrency
+        self._wanted = float(workload.concurrency * workload.longest_tokens)
+        self._scale = Scale.of(rows, self._clients, self._wanted)
+
+    def of(self, rows: Rows) -> tuple[Points, Array]:
+        """Rows as the process sees them; and their forecast with the rates as they were before any launch, on
+        the tangent at today's rates, so that the process learns rates and what they miss together.
+        """
+        slopes = self._forecast.slopes(rows)
+        points = Points(self._scale.features(rows, self._clients, self._wanted), slopes)
+        return points, np.asarray(self._forecast.log_tok_s(rows) - slopes @ self._forecast.moved)
+
+    def learnt(self, seen: Seen) -> tuple[Ratio, float]:
+        """What the launches say that this misses; and the best of them by what is now believed."""
+        points, base = self.of(seen.rows)
+        ratio = fit_ratio(points, seen.log_tok_s - base, self._forecast.start.covariance)
+        return ratio, float((base + ratio.posterior(points)[0]).max(initial=-math.inf))
+
+
+def _expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
+    """Jones, Schonlau and Welch 1998, on logarithms: E[max(0, y - best)] for y normal."""
+    z = (mean - best) / deviation
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    below = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z])
+    return np.asarray(deviation * (z * below + density))
+
+
+def _diverse(worth: Array, rows: Rows, seen: Rows, clients: int) -> Array:
+    """The worth of list candidates: prediction, and what nothing launched so far has shown."""
+    if not len(seen):
+        return worth
+    together = np.minimum(rows.seqs, clients)
+    worth = worth + _NEW_SEQS * ~np.isin(together, np.minimum(seen.seqs, clients))
+    worth = worth + _NEW_TOKENS * ~np.isin(rows.tokens, seen.tokens)
+    fresh = ~np.isin(rows.block_size, seen.block_size)
+    fresh |= ~np.isin(rows.offloaded_bytes > 0, seen.offloaded_bytes > 0)
+    fresh &= worth >= worth.max() - _COVERS_WITHIN
+    return np.where(fresh, worth + _COVERS_WITHIN, worth) if fresh.any() else worth

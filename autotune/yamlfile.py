@@ -1,0 +1,87 @@
+"""A small YAML file that a person wrote, read without trusting it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import BadInput
+
+#: A page or two of text; a larger file is a mistake.
+MOST_BYTES = 1 << 20
+#: Values in a document, aliases followed: a few lines of aliases can stand for billions.
+_MOST_VALUES = 200_000
+#: Characters of a path in a message.
+_SHOWN = 300
+#: Deeper than any file of a person's.
+_DEEPEST = 64
+
+
+def read_yaml(path: Path, what: str, *, most_bytes: int = MOST_BYTES) -> Any:
+    """The document in a YAML file.
+
+    Args:
+        what: what the file is to the person, e.g. "space file"; begins every message.
+
+    Raises:
+        BadInput: no regular file, unreadable, too large, not text, not YAML, or nested beyond reason.
+    """
+    import yaml
+
+    named = f"{what} {str(path)[:_SHOWN]}"
+    text = _text(path, named, what, most_bytes)
+    try:
+        # libyaml's parser where PyYAML was built with it: six times as fast, and it bounds nesting itself.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        document = loader(text).get_single_data()
+    except yaml.YAMLError as error:
+        if "nesting" in str(error):
+            raise BadInput(f"{named}: nested too deeply, or a value that YAML cannot hold") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {min(mark.line, text.count(chr(10))) + 1}" if mark else ""
+        raise BadInput(f"{named}{where}: not valid YAML") from None
+    except (RecursionError, ValueError, OverflowError, TypeError, AttributeError):
+        raise BadInput(f"{named}: nested too deeply, or a value that YAML cannot hold") from None
+    _within(document, named)
+    return document
+
+
+def _text(path: Path, named: str, what: str, most_bytes: int) -> str:
+    try:
+        # Non-blocking: opening a FIFO would otherwise wait for its other end for ever.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a file name"
+        raise BadInput(f"cannot read {named}: {reason}") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise BadInput(f"cannot read {named}: not a regular file")
+    try:
+        with os.fdopen(handle, "rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise BadInput(f"cannot read {named}: {error.strerror}") from None
+    if len(data) > most_bytes:
+        size = f"{most_bytes >> 20} MiB" if most_bytes >= 1 << 20 else f"{most_bytes} bytes"
+        raise BadInput(f"{named} is larger than {size}")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(f"{named} is not text") from None
+
+
+def _within(document: Any, named: str) -> None:
+    """Counts values with aliases followed, as a walker or printer of the document would meet them."""
+    left = _MOST_VALUES
+    todo = [(document, 0)]
+    while todo:
+        value, depth = todo.pop()
+        left -= 1
+        if left < 0 or depth > _DEEPEST:
+            raise BadInput(f"{named}: nested too deeply, or too many values")
+        if isinstance(value, dict):
+            todo += [(inner, depth + 1) for pair in value.items() for inner in pair]
+        elif isinstance(value, (list, tuple, set)):
+            todo += [(inner, depth + 1) for inner in value]
