@@ -119,7 +119,7 @@ def real() -> dict[int, list[tuple[dict[str, Any], list[dict[str, Any]]]]]:
     return {seed: [(job, next(each)) for job in made] for seed, made in cases.items()}
 
 
-@pytest.mark.parametrize("seed", [1, NEW_SEED])
+@pytest.mark.parametrize("seed", [1, NEW_SEED], ids=["fixed seed", "new seed"])
 def test_every_step_is_vllms(seed: int, real: dict[int, list[Any]]) -> None:
     preemptions = hits = 0
     for job, answer in real[seed]:
