@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -65,7 +66,7 @@ def find_device(text: str, *, python: str | None = None, backend: str | None = N
         return _here(python, backend)
     if text == "cpu":
         return _node()
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     try:
         is_file = bool(text) and path.exists()
     except (OSError, ValueError):  # a name too long, or with a null byte, is no file

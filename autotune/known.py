@@ -209,7 +209,7 @@ def cache_folder() -> Path:
     """Where launches seen are kept."""
     own = os.environ.get("AUTOTUNE_CACHE_DIR")
     if own:
-        return Path(own).expanduser() / "observations"
+        return Path(os.path.expanduser(own)) / "observations"
     # The XDG base directory specification: a relative path is to be ignored.
     base = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".cache"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,7 @@ def load_model(name_or_path: str, *, trust_remote_code: bool = False) -> LoadedM
     shown = name_or_path[:200] if name_or_path.isprintable() else repr(name_or_path[:200])
     if not name_or_path:
         raise BadInput("the model's name is empty", hint=_HINT)
-    folder = Path(name_or_path).expanduser() if "\0" not in name_or_path else Path(shown)
+    folder = Path(os.path.expanduser(name_or_path)) if "\0" not in name_or_path else Path(shown)
     try:
         is_folder, exists = folder.is_dir(), folder.exists()
     except (OSError, ValueError):  # longer than the system allows, or a null byte

@@ -145,9 +145,9 @@ def _shipped(name: str) -> Path:
             if wanted in shipped_scans() and (folder / f"{wanted}.yaml").exists():
                 return folder / f"{wanted}.yaml"
     known = shipped_scans()
-    close = difflib.get_close_matches(name, [*known, *(n.removeprefix("scan-") for n in known)], n=1)
+    close = difflib.get_close_matches(name[:80], [*known, *(n.removeprefix("scan-") for n in known)], n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"give a YAML file, or one of {', '.join(known)}"
-    raise BadInput(f"no scan {name!r}", hint=hint)
+    raise BadInput(f"no scan {name[:80]!r}", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_recordings_and_run_files_hold_a_device(tmp_path: Path) -> None:
         ({}, "neither total_bytes nor total_mib"),
         ([], "no launch in it|holds no launch"),
         ("a: [", "not valid YAML"),
-        ("[" * 2000, "not valid YAML"),
+        ("[" * 2000, "nested too deeply"),
         ("3", "must be a mapping"),
         ({"total_mib": "8G"}, "total_mib: must be a number above 0"),
         ({"total_mib": -1}, "must be a number above 0"),
@@ -139,6 +139,11 @@ def test_an_unknown_card_is_named_with_what_is_known(text: str) -> None:
     with pytest.raises(BadInput, match="neither a file nor a card") as caught:
         device_named(text)
     assert "h200" in caught.value.hint.lower()
+
+
+def test_a_home_of_nobody_is_one_line() -> None:
+    with pytest.raises(BadInput):
+        device_named("~nobody-of-this-name/card.yaml")
 
 
 def test_a_typo_gets_the_closest_card() -> None:
@@ -196,3 +201,29 @@ def test_two_spellings_of_one_card() -> None:
     assert same_card("NVIDIA GeForce RTX 4090", "rtx_4090")
     assert not same_card("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4060")
     assert device_named("rtx-3050-ti-laptop-4gb").name == "NVIDIA GeForce RTX 3050 Ti Laptop GPU"
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("name: [a, b]", ".name: must be a text"),
+        ('name: "a\\x1b[31mb"', ".name: must be a text"),
+        (f"name: {'x' * 200}", ".name: must be a text"),
+        ("platform: [wsl2]", ".platform: must be a text"),
+        ("kind: xpu", ".kind: must be cuda or cpu, not 'xpu'"),
+        # A few lines of aliases that stand for billions of values.
+        (
+            "a0: &a0 [x,x,x,x,x,x,x,x,x]\n"
+            + "\n".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))
+            + "\nname: *a8",
+            "too many values",
+        ),
+    ],
+)
+def test_texts_of_a_hostile_device_file(tmp_path: Path, field: str, message: str) -> None:
+    path = tmp_path / "card.yaml"
+    path.write_text(f"total_mib: 4096\nfree_at_start_mib: 4000\n{field}\n")
+    with pytest.raises(BadInput) as caught:
+        device_named(str(path))
+    assert message in caught.value.message
+    assert len(caught.value.message) < 300

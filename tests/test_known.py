@@ -212,7 +212,52 @@ def test_where_the_cache_is(own: str, xdg: str, expected: str, monkeypatch: pyte
     assert str(cache_folder()) == expected
 
 
+def test_a_home_of_nobody_is_a_folder_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", "~nobody-of-this-name/x")
+    assert cache_folder() == Path("~nobody-of-this-name/x/observations")
+
+
 def test_the_text_that_is_kept_is_an_observations_file(tmp_path: Path) -> None:
     path = tmp_path / "seen.yaml"
     path.write_text(observations_text([launch(0)], usage="llm"))
     assert learn_from(predictor(), LAPTOP, [path], version="0.28.0").used == 1
+
+
+@pytest.mark.parametrize("picked", ["#", "#0", "#13", "#-1", "#²", "#0000000013", "#" + "9" * 5000])
+def test_a_launch_that_is_not_in_the_file_is_one_line(picked: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        learn_from(predictor(), LAPTOP, [f"{SCAN}{picked}"], version="0.28.0")
+    assert "no launch" in caught.value.message
+    assert len(caught.value.message) < 400
+
+
+def test_of_a_very_long_file_the_latest_launches_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "_MOST_LAUNCHES", 3)
+    (tmp_path / "many.yaml").write_text(
+        observations_text([launch(n) for n in range(5)], usage="llm"), encoding="utf-8"
+    )
+    learnt = learn_from(predictor(), LAPTOP, [str(tmp_path / "many.yaml")], version="0.28.0", cached=False)
+    assert "3 of 3 launches used; 2 earlier ones not looked at" in learnt.notes[-1]
+
+
+@pytest.mark.parametrize(
+    "row", [{"environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}, {"facts": Facts(model_runner="V1")}]
+)
+def test_a_launch_on_another_runner_is_not_taken_for_one_on_this(
+    tmp_path: Path, row: dict[str, object]
+) -> None:
+    # Runner V1 keeps no sampler state of vocabulary width: its pool says little of V2's.
+    one = launch(1)
+    facts = replace(one.facts, model_runner="V1") if "facts" in row else one.facts
+    other = replace(one, facts=facts, environment=row.get("environment", {}))
+    path = tmp_path / "v1.yaml"
+    path.write_text(observations_text([other], usage="llm"), encoding="utf-8")
+    assert load_recording(path).launches[0].environment == other.environment
+    learnt = learn_from(predictor(), LAPTOP, [str(path)], version="0.28.0", cached=False)
+    assert learnt.used == 1
+    here = predictor().verdict(CONFIG, LAPTOP, learnt.calibration)
+    assert here.ledger.launches == 0
+    v1 = Predictor(predictor().model, "0.28.0", usage="llm", environment={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    assert v1.verdict(CONFIG, LAPTOP, learnt.calibration).ledger.launches == 1

@@ -1,6 +1,7 @@
 """Both YAML forms of recorded launches, against figures read by eye in the files; and the writer."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,3 +236,45 @@ def test_any_launch_reads_back_with_every_figure(
     read = again(tmp_path_factory.mktemp("written"), Recording("x", (launch,)))
     assert replace(read.launches[0], reason=launch.reason) == launch
     assert read.usage == "serve"
+
+
+ROW = (
+    "- {engine_args: {gpu_memory_utilization: 0.5}, outcome: started, total_bytes: 8589934592, "
+    "free_bytes_before: 8000000000, %s}"
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("observed: {available_kv_gib: 1.0e300}", "available_kv_gib: must be a number of GiB"),
+        ("observed: {available_kv_gib: x}", "available_kv_gib: must be a number of GiB"),
+        ("observed: {weights_gib: -3}", "weights_gib: must be a number of GiB"),
+        ("observed: {num_gpu_blocks: -5}", "num_gpu_blocks: is beyond"),
+        ("observed: {kv_tokens: 1.0e+300}", "kv_tokens: is beyond"),
+        ("resolved: {max_num_batched_tokens: 99999999999999999999999}", "max_num_batched_tokens: must be"),
+        ("resolved: {max_num_seqs: 0}", "max_num_seqs: must be a whole number above 0"),
+        ("used_bytes: 1e400", "used_bytes: must be a number of at least 0"),
+        ("used_bytes: 1, idle_used_bytes: []", "idle_used_bytes: must be a number of at least 0"),
+        ("device: {memory_bandwidth_gb_s: fast}", "memory_bandwidth_gb_s: must be a number"),
+        ("usage: banana", "usage: must be serve or llm"),
+        ("env: [1]", "env: must be a mapping"),
+        ("bench: 3", "bench: must be a list"),
+    ],
+)
+def test_figures_that_no_launch_has(tmp_path: Path, field: str, said: str) -> None:
+    path = tmp_path / "recording.yaml"
+    path.write_text(ROW % field)
+    with pytest.raises(BadInput, match=re.escape(said)):
+        load_recording(path)
+
+
+def test_a_text_in_place_of_a_figure_takes_no_memory(tmp_path: Path) -> None:
+    # A text times a GiB would be a text of a GiB.
+    path = tmp_path / "recording.yaml"
+    path.write_text(
+        "runs: [{gpu_memory_utilization: 0.5, outcome: started, kv_gib: x}]\n"
+        "device: {total_mib: 24000, free_at_start_mib: 100}"
+    )
+    with pytest.raises(BadInput, match="kv_gib: must be a number of GiB, not 'x'"):
+        load_recording(path)

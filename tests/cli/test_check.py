@@ -279,3 +279,47 @@ def test_a_name_that_is_no_utf8_is_one_line() -> None:
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr
     assert b"does not exist" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["latest", "", "0", "0.\x1b[31m", "9" * 5000])
+def test_what_is_no_version_is_one_line(check: Any, text: str) -> None:
+    code, _, err = check(*LLAMA[:2], "--device", "L4", "--vllm-version", text)
+    assert code == 2
+    assert "is no version of vLLM" in err
+    assert len(err) < 200
+
+
+def test_the_runner_of_the_environment_is_heeded(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [*LLAMA, "--device", "H200", "--max-num-seqs", "1024"]
+
+    def non_torch(*more: str) -> float:
+        return float(as_json(check, *asked, *more)["ledger"]["non_torch_bytes"]["best"])
+
+    # Runner V2 keeps S x (4 V + V / 8) bytes for its sampler, V1 nothing of that width.
+    state = 1024 * (4 * 128256 + 4 * 4008)
+    v2 = non_torch()
+    assert v2 - non_torch("--vllm-env", "VLLM_USE_V2_MODEL_RUNNER=0") == pytest.approx(state, rel=0.05)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert v2 - non_torch() == pytest.approx(state, rel=0.05)
+    found = as_json(check, *asked)
+    assert "environment: VLLM_USE_V2_MODEL_RUNNER=0" in found["notes"]
+
+
+def test_both_ends_of_the_window_are_usable(check: Any) -> None:
+    for device in ("A100", "L4", "3060"):
+        window = as_json(check, *LLAMA, "--device", device, "--max-model-len", "1024", "--enforce-eager")[
+            "gpu_memory_utilization_window"
+        ]
+        for end in ("low", "high"):
+            if window[end] is not None:
+                at = as_json(
+                    check, *LLAMA, "--device", device, "--max-model-len", "1024", "--enforce-eager",
+                    "--gpu-memory-utilization", repr(window[end]),
+                )  # fmt: skip
+                assert at["verdict"] != "refused", (device, end)
+
+
+def test_ranks_beyond_any_launch_are_one_line(check: Any) -> None:
+    code, _, err = check(*LLAMA, "--device", "L4", "-pp", "1125899906842624")
+    assert code == 2
+    assert "pipeline_parallel_size must be at most 1024" in err

@@ -210,3 +210,29 @@ def test_no_advice_is_refused(
     check(found, known, config, device)
     if known.verdict(config, device).refused and not any(advice.checked for advice in found):
         assert found, "a refusal without a word of advice"
+
+
+def test_a_pool_that_does_not_fit_gets_the_size_that_does() -> None:
+    known, device = predictor("llama31-8b", "0.32.0"), card(24)
+    config = LaunchConfig(max_model_len=4096, kv_cache_memory_bytes=20 * GIB)
+    assert known.verdict(config, device).outcome is Outcome.OOM_PROFILE
+    first = advise(known, config, device)[0]
+    assert "a pool of" in first.text
+    assert "frees" not in first.text
+    made = known.verdict(with_changes(config, first), device)
+    assert made.verdict == "starts"
+    # As large as surely fits, not just one sequence of 512 MiB.
+    assert made.ledger.kv_pool.best > GIB
+
+
+def test_a_repair_that_then_lacks_memory_is_not_said_to_start() -> None:
+    known = predictor("llama31-8b", "0.32.0", "serve")
+    config = LaunchConfig(max_model_len=200_000)
+    said = advise(known, config, card(24))
+    assert known.verdict(config, card(24)).outcome is Outcome.BAD_ARG
+    assert "vLLM would take the options, but" in said[0].text
+    for advice in said:
+        match = re.search(r"starts[^,]* with (-?\d+) MiB left", advice.text)
+        assert match is None or int(match[1]) >= 0
+        if advice.changes:
+            assert not known.verdict(with_changes(config, advice), card(24)).refused
