@@ -71,8 +71,12 @@ def hold(
     finally:
         for handle in handles:
             with contextlib.suppress(OSError):
-                # What the file says is out of date from here on; the lock goes with the handle.
+                # What the file says is out of date from here on.
                 os.ftruncate(handle, 0)
+            with contextlib.suppress(OSError):
+                # Closing would not do: a child that another thread starts at this moment has the handle, too,
+                # until it becomes its own program.
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
 

@@ -255,6 +255,18 @@ def _facts(row: Mapping[str, Any], path: str) -> Facts:
     return Facts(**values)
 
 
+def check_facts(values: Mapping[str, Any], path: str, *, hint: str = "") -> None:
+    """Checks figures under the names of `Facts`, as trials.jsonl has them.
+
+    Raises:
+        BadInput: one is of a wrong type, or beyond what any launch says.
+    """
+    for name, kind in _FACT_KINDS.items():
+        value = values.get(name)
+        if value is not None and not (kind(value) and (kind is not _a_number or abs(value) <= _MOST)):
+            raise BadInput(f"{path}.{name}: is not what a launch says", hint=hint)
+
+
 def _section(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = row.get(name)
     return value if isinstance(value, dict) else {}

@@ -170,6 +170,7 @@ def _resume_command(asked: Asked, run: str) -> str:
 def _scanner(asked: Asked, question: Question, folder: RunFolder | None, view: ScanView | None) -> Scanner:
     from autotune.known import learn_from
     from autotune.search.scan import Scanner
+    from autotune.search.scan_stored import check_records
 
     engine, loaded = question.engine, question.loaded
     # What is only simulated teaches nobody, and needs no teaching but what it is given.
@@ -184,6 +185,9 @@ def _scanner(asked: Asked, question: Question, folder: RunFolder | None, view: S
         model_names=[name] if isinstance(name, str) and len(name) < 200 else [],
     )
     question.notes += learnt.notes
+    records = folder.trials() if folder and question.stored else []
+    if folder:
+        check_records(records, str(folder.path / "trials.jsonl"))
     return Scanner(
         engine,
         question.predictor,
@@ -193,7 +197,7 @@ def _scanner(asked: Asked, question: Question, folder: RunFolder | None, view: S
         model=loaded.name,
         listener=view,
         calibration=learnt.calibration,
-        records=folder.trials() if folder and question.stored else [],
+        records=records,
         first=question.stored.get("predictions"),
         workload=question.stored_workload(),
         # Options that the arithmetic does not know may move memory: such launches teach no other command.

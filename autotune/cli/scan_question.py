@@ -70,6 +70,7 @@ def understand(asked: Asked) -> Question:
     from autotune.scanfile import load_scan
     from autotune.search.goal import Goal
     from autotune.search.scan_plan import ScanPlan
+    from autotune.search.scan_stored import check_run
     from autotune.spaces import parse_settings
     from autotune.units import MIB
     from autotune.vllm.predict import Predictor
@@ -88,6 +89,8 @@ def understand(asked: Asked) -> Question:
     stored = folder.run_record() if folder else {}
     if folder and stored.get("kind") != "scan":
         raise BadInput(f"{folder.path} is the run of another command, not of a scan")
+    if folder:
+        check_run(stored, str(folder.path / "run.yaml"))
     loaded = load_model(asked.model, trust_remote_code="--trust-remote-code" in rest)
     target_len, clients, shapes = _load_of(asked, scan, runs, loaded.spec.max_length)
     notes = [f"model: {doubt}" for doubt in loaded.spec.doubts]

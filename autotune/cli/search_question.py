@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: Windows of one measurement: the first six are the short load, after which a launch that cannot win ends;
 #: all of them together still cover three waves.
 _WINDOWS = 12
+#: Clients whose answers are streamed when latency is limited: over three waves they give two dozen times, the
+#: least of which a 95th percentile can be told, and at most 8 of 256 answers cost the client more.
+_PROBES = 8
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,10 @@ def understand(asked: Asked) -> Question:
         asked, loaded, passed.rest, environment, start_timeout_s, notes, seed=asked.seed
     )
     replays = engine.candidates() is not None
+    if (asked.max_ttft_ms or asked.max_tpot_ms) and engine.name != "vllm" and not asked.plan_only:
+        raise BadInput(
+            "--max-ttft-ms and --max-tpot-ms need real launches: latencies are measured, not predicted"
+        )
     if replays:
         space = space or Space("recording", {})
     device = engine.device()
@@ -117,7 +124,11 @@ def understand(asked: Asked) -> Question:
         shapes=shapes,
         # A GPU at 256 clients needs a minute or two for four waves; on a CPU, where a launch takes about a
         # minute, half a minute keeps five launches within eight.
-        plan=MeasurePlan(windows=_WINDOWS, limit_s=asked.measure_s or (30.0 if on_cpu else 180.0)),
+        plan=MeasurePlan(
+            windows=_WINDOWS,
+            limit_s=asked.measure_s or (30.0 if on_cpu else 180.0),
+            probes=_PROBES if asked.max_ttft_ms or asked.max_tpot_ms else 0,
+        ),
         budget_s=budget_s,
         patience=asked.patience,
         reserve_bytes=reserve_mib * MIB,

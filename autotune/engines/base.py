@@ -73,12 +73,15 @@ class MeasurePlan:
         limit_s: wall-clock bound for warm-up and windows together. It gives way until every client has
             finished one request and the windows hold one wave, since less is not a measurement, up to
             ten times itself; `Window.doubts` says when less was covered than asked.
+        probes: clients whose answers are streamed, so that the times of their tokens are known. They are part
+            of the load; the others' answers come in one piece, which costs the client less.
     """
 
     warmup_waves: int = 1
     waves: int = 3
     windows: int = 6
     limit_s: float = 600.0
+    probes: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class Window:
     """One measured span of the steady part.
 
     `output_tokens` are counted by the server. `doubts` are short phrases a reader must see beside
-    the figure ("prefix cache hits 12 %", "shorter than three waves").
+    the figure ("prefix cache hits 12 %", "shorter than three waves"). `ttft_ms` and `tpot_ms` are of the
+    probes that ended in it: milliseconds to the first token, and from one further token to the next.
     """
 
     seconds: float
@@ -95,6 +99,8 @@ class Window:
     preemptions: int = 0
     prefix_hit_tokens: int = 0
     doubts: tuple[str, ...] = ()
+    ttft_ms: tuple[float, ...] = ()
+    tpot_ms: tuple[float, ...] = ()
 
     @property
     def tok_s(self) -> float:

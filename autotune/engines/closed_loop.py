@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 
 from autotune.core.stats import drift
-from autotune.core.workload import Workload, begun
+from autotune.core.workload import Shape, Workload, begun
 from autotune.engines.base import MeasurePlan, Window
-from autotune.engines.completions import BadAnswer, Completions, RequestFailed, ServerStuck
+from autotune.engines.completions import BadAnswer, Completions, RequestFailed, ServerStuck, Timing
 from autotune.engines.tally import Tally
 
 #: Takes what the caller is to see: a finished window, or a line of progress.
@@ -92,6 +92,7 @@ class ClosedLoop:
         self._cycle = workload.requests()
         self._tally = Tally()
         self._late_s = 0.0
+        self._timings: list[tuple[float, Timing]] = []
         # The server's counter before the first request; None when it has none.
         self._counted_before: float | None = None
         self._resent_before = (server.resent, server.resent_tokens)
@@ -127,13 +128,7 @@ class ClosedLoop:
                     shape, first = begun(shape, index), False
                 self._tally.start(index, shape)
                 try:
-                    await self._server.ask(
-                        http,
-                        shape.input_tokens,
-                        shape.output_tokens,
-                        prefix=shape.prefix,
-                        prefix_tokens=shape.prefix_tokens,
-                    )
+                    await self._ask(http, shape, streamed=index < self._plan.probes)
                 except RequestFailed as error:
                     self._tally.fail(index, str(error))
                     if self._tally.failed > 1 + _FAILED_SHARE * self._tally.requests:
@@ -141,6 +136,15 @@ class ClosedLoop:
                     await asyncio.sleep(_FAILED_PAUSE_S)
                 else:
                     self._tally.finish(index)
+
+    async def _ask(self, http: httpx.AsyncClient, shape: Shape, *, streamed: bool) -> None:
+        sizes = (shape.input_tokens, shape.output_tokens)
+        prefix, length = shape.prefix, shape.prefix_tokens
+        if not streamed:
+            await self._server.ask(http, *sizes, prefix=prefix, prefix_tokens=length)
+            return
+        timing = await self._server.ask_streamed(http, *sizes, prefix=prefix, prefix_tokens=length)
+        self._timings.append((time.monotonic(), timing))
 
     async def _watch(self) -> None:
         """Adds up how late the event loop runs, and ends a measurement that hangs."""
@@ -333,6 +337,7 @@ class ClosedLoop:
                     f"the server counted {last.tokens:.0f} output tokens, "
                     f"the clients account for {last.least_tokens} to {last.most_tokens}"
                 )
+        timings = [timing for at, timing in self._timings if first.at < at <= last.at]
         return Window(
             seconds=seconds,
             output_tokens=max(0, round(last.tokens) - round(first.tokens)),
@@ -340,6 +345,8 @@ class ClosedLoop:
             preemptions=round(last.preemptions - first.preemptions),
             prefix_hit_tokens=round(hits),
             doubts=tuple(doubts),
+            ttft_ms=tuple(timing.first_ms for timing in timings),
+            tpot_ms=tuple(timing.further_ms for timing in timings if timing.further_ms is not None),
         )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -32,6 +35,19 @@ class BadAnswer(LoadError):
 
 class RequestFailed(BadAnswer):
     """One request was not served (HTTP 5xx, a dropped connection); the next one may be."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When the tokens of one request came.
+
+    Attributes:
+        first_ms: from sending the request to its first token.
+        further_ms: from each further one to the next, on average; None when there was one token alone.
+    """
+
+    first_ms: float
+    further_ms: float | None
 
 
 class Completions:
@@ -96,27 +112,78 @@ class Completions:
         Raises:
             LoadError: ServerGone, ServerStuck, RequestFailed or another BadAnswer.
         """
-        body = {
+        prompt = self._prompts.take(input_tokens, prefix=prefix, prefix_tokens=prefix_tokens)
+        body = json.dumps(self._body(prompt, output_tokens, stream=False))
+        answer = await self._send(http, "POST", "/v1/completions", body, output_tokens)
+        if answer.status_code != 200:
+            raise _refusal(answer)
+        try:
+            usage = answer.json()["usage"]
+        except (ValueError, KeyError, TypeError):
+            raise BadAnswer(f"an answer without token counts: {answer.text[:_QUOTED]}") from None
+        _check_counts(usage, input_tokens, output_tokens, answer.text)
+
+    async def ask_streamed(
+        self,
+        http: httpx.AsyncClient,
+        input_tokens: int,
+        output_tokens: int,
+        *,
+        prefix: str = "",
+        prefix_tokens: int = 0,
+    ) -> Timing:
+        """As `ask`, token by token, with the times at which they came.
+
+        Raises:
+            LoadError: as `ask`; a connection that breaks is a failed request, since half an answer was read.
+        """
+        prompt = self._prompts.take(input_tokens, prefix=prefix, prefix_tokens=prefix_tokens)
+        body = json.dumps(self._body(prompt, output_tokens, stream=True))
+        headers = {**self._headers, "content-type": "application/json"}
+        first = last = None
+        usage, text = None, ""
+        began = time.monotonic()
+        try:
+            url = f"{self._base_url}/v1/completions"
+            async with http.stream("POST", url, content=body, headers=headers) as answer:
+                if answer.status_code != 200:
+                    await answer.aread()
+                    raise _refusal(answer)
+                async for line in answer.aiter_lines():
+                    data = line.removeprefix("data:").strip()
+                    # Blank lines between events, and [DONE] at the end.
+                    if not data.startswith("{"):
+                        continue
+                    text, piece = data, json.loads(data)
+                    usage = piece.get("usage") or usage
+                    if piece.get("choices"):
+                        last = time.monotonic()
+                        first = first or last
+        except httpx.TimeoutException:
+            raise ServerStuck(f"no answer within {self.request_timeout_s:g} s") from None
+        except httpx.ConnectError as error:
+            raise ServerGone(f"no connection to {self._base_url}: {error}") from error
+        except httpx.TransportError as error:
+            what = str(error) or type(error).__name__
+            raise RequestFailed(f"the connection was dropped: {what}") from error
+        except (ValueError, AttributeError):
+            raise BadAnswer(f"a stream that cannot be read: {text[:_QUOTED]}") from None
+        if first is None or last is None:
+            raise BadAnswer("a stream without tokens")
+        _check_counts(usage, input_tokens, output_tokens, text)
+        further = (last - first) / (output_tokens - 1) if output_tokens > 1 else None
+        return Timing(first_ms=1e3 * (first - began), further_ms=None if further is None else 1e3 * further)
+
+    def _body(self, prompt: list[int], output_tokens: int, *, stream: bool) -> dict[str, Any]:
+        body: dict[str, Any] = {
             "model": self._model,
-            "prompt": self._prompts.take(input_tokens, prefix=prefix, prefix_tokens=prefix_tokens),
+            "prompt": prompt,
             "max_tokens": output_tokens,
             "ignore_eos": True,
             "temperature": 0,
-            "stream": False,
+            "stream": stream,
         }
-        answer = await self._send(http, "POST", "/v1/completions", json.dumps(body), output_tokens)
-        if answer.status_code != 200:
-            kind = RequestFailed if answer.status_code >= 500 else BadAnswer
-            raise kind(f"HTTP {answer.status_code}: {answer.text[:_QUOTED]}")
-        try:
-            usage = answer.json()["usage"]
-            counted_in, counted_out = usage["prompt_tokens"], usage["completion_tokens"]
-        except (ValueError, KeyError, TypeError):
-            raise BadAnswer(f"an answer without token counts: {answer.text[:_QUOTED]}") from None
-        if counted_in != input_tokens:
-            raise BadAnswer(f"sent {input_tokens} prompt tokens, the server counted {counted_in}")
-        if counted_out != output_tokens:
-            raise BadAnswer(f"asked for {output_tokens} output tokens, the server counted {counted_out}")
+        return {**body, "stream_options": {"include_usage": True}} if stream else body
 
     async def metrics(self, http: httpx.AsyncClient) -> Metrics | None:
         """The server's metrics, None when it has no such page.
@@ -155,3 +222,25 @@ class Completions:
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
             raise ServerGone(f"no connection to {self._base_url}: {what}") from error
+
+
+def _refusal(answer: httpx.Response) -> BadAnswer:
+    """The error for an answer that is none; its body was read."""
+    kind = RequestFailed if answer.status_code >= 500 else BadAnswer
+    return kind(f"HTTP {answer.status_code}: {answer.text[:_QUOTED]}")
+
+
+def _check_counts(usage: Any, input_tokens: int, output_tokens: int, text: str) -> None:
+    """Compares the server's count of tokens with what was asked for.
+
+    Raises:
+        BadAnswer: there is none, or it is another.
+    """
+    try:
+        counted_in, counted_out = usage["prompt_tokens"], usage["completion_tokens"]
+    except (KeyError, TypeError):
+        raise BadAnswer(f"an answer without token counts: {text[:_QUOTED]}") from None
+    if counted_in != input_tokens:
+        raise BadAnswer(f"sent {input_tokens} prompt tokens, the server counted {counted_in}")
+    if counted_out != output_tokens:
+        raise BadAnswer(f"asked for {output_tokens} output tokens, the server counted {counted_out}")

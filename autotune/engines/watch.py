@@ -23,6 +23,9 @@ from autotune.errors import BadInput, EngineUnavailable
 #: A page of metrics has some hundred kilobytes; a larger one is no page of metrics.
 _MOST_BYTES = 32 << 20
 _TIMEOUT_S = 10.0
+#: Longer without one more token, while requests run, is not a step of theirs: a machine that swaps or lends
+#: its cores to another stands still so, and its gauges then show one moment's state, read many times.
+_STANDSTILL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def watch(
             reads.append((time.monotonic(), _read(http, page)))
             left_s = began + seconds - time.monotonic()
             if left_s <= 0:
-                return _summed(reads, page)
+                return summed(reads, page)
             progress(f"reading {page}: {left_s:.0f} s left")
             if until is None:
                 sleep(min(every_s, left_s))
@@ -121,12 +124,18 @@ def _read(http: httpx.Client, page: str) -> Metrics:
         raise BadInput(f"{page}: {error}") from None
 
 
-def _summed(reads: list[tuple[float, Metrics]], page: str) -> Watched:
+def summed(reads: list[tuple[float, Metrics]], page: str) -> Watched:
+    """What `reads` (seconds of a monotonic clock, page) of one server say together.
+
+    Raises:
+        BadInput: the page is not vLLM's.
+    """
     first, last = reads[0][1], reads[-1][1]
     if last.total("num_requests_running") is None:
         raise BadInput(f"{page} has no vllm:num_requests_running", hint="is this a vLLM server?")
     seconds = reads[-1][0] - reads[0][0]
-    usage = [value for _, m in reads if (value := m.total("kv_cache_usage_perc")) is not None]
+    steady = _without_standstill(reads)
+    usage = [value for _, m in steady if (value := m.total("kv_cache_usage_perc")) is not None]
     queries, hits = (_grown(first, last, name) for name in ("prefix_cache_queries", "prefix_cache_hits"))
     made = _grown(first, last, "generation_tokens")
     config = next(iter(last.labels("cache_config_info")), {})
@@ -135,8 +144,8 @@ def _summed(reads: list[tuple[float, Metrics]], page: str) -> Watched:
         observed=Observed(
             usage=sum(usage) / len(usage) if usage else 0.0,
             peak_usage=max(usage, default=0.0),
-            running=_mean(reads, "num_requests_running"),
-            waiting=_mean(reads, "num_requests_waiting"),
+            running=_mean(steady, "num_requests_running"),
+            waiting=_mean(steady, "num_requests_waiting"),
             preemptions=round(_grown(first, last, "num_preemptions") or 0),
             tok_s=made / seconds if made is not None and seconds > 0 else None,
             prefix_hit_share=hits / queries if hits is not None and queries else None,
@@ -153,6 +162,26 @@ def _summed(reads: list[tuple[float, Metrics]], page: str) -> Watched:
         old_names="vllm:gpu_cache_usage_perc" in last.samples
         and "vllm:kv_cache_usage_perc" not in last.samples,
     )
+
+
+def _without_standstill(reads: list[tuple[float, Metrics]]) -> list[tuple[float, Metrics]]:
+    """The reads but those, after the first, of spans in which requests ran and no token was made."""
+    kept: list[tuple[float, Metrics]] = []
+    span: list[tuple[float, Metrics]] = []
+
+    def end_span() -> None:
+        long = span[-1][0] - span[0][0] > _STANDSTILL_S
+        kept.extend(span[:1] if long else span)
+        span.clear()
+
+    for at, metrics in reads:
+        busy = bool(metrics.total("num_requests_running"))
+        made = metrics.total("generation_tokens")
+        if span and not (busy and made is not None and made == span[-1][1].total("generation_tokens")):
+            end_span()
+        span.append((at, metrics))
+    end_span()
+    return kept
 
 
 def _mean(reads: list[tuple[float, Metrics]], name: str) -> float:

@@ -207,22 +207,34 @@ class BlockExperiment:
         return self.results
 
     def _launch(self, size: int, number: int, spent: _Spent) -> None:
-        engine, verdict, result = self._engine_of(size), self._verdict(size), self.results[size]
+        verdict, result = self._verdict(size), self.results[size]
         # Nothing may be learnt between a prediction and its launch but the speed of earlier ones.
         if not result.rates:
             result.predicted = self._predict(verdict)
-        spent.launches += 1
-        goal = Goal(0, len(self.results) * self._repeat, plan=self._plan)
-        trial = Trial(len(spent.trials), "control", self._at(size), verdict, Outcome.STARTED, charged=True)
-        launcher = Launcher(engine, goal, self._folder, self._listen, self._clock)
-        launcher.spend(trial, spent, target_len=None, label=f"block{size}-round{number}")
+        label = f"block{size}-round{number}"
+        trial, seen = self._launched(size, label, spent)
+        if trial.tok_s and not all(trial.rates):
+            # A window without a token, between others that have some, measures the machine, not the server.
+            self._listen.note(f"the machine stood still while block size {size} was measured: once more")
+            trial, seen = self._launched(size, f"{label}-again", spent)
         if trial.outcome is not Outcome.STARTED or trial.tok_s is None:
             result.failed = f"{trial.outcome}: {trial.reason}"
             return
         result.rates.append(trial.rates)
-        result.observed += [seen for config, seen in engine.seen if config == trial.config]
-        engine.seen.clear()
+        result.observed += seen
         self._learn(verdict, trial)
+
+    def _launched(self, size: int, label: str, spent: _Spent) -> tuple[Trial, list[Observed]]:
+        """One launch, and what its server said of its pool while it was measured."""
+        engine, config, verdict = self._engine_of(size), self._at(size), self._verdict(size)
+        spent.launches += 1
+        goal = Goal(0, len(self.results) * self._repeat, plan=self._plan)
+        trial = Trial(len(spent.trials), "control", config, verdict, Outcome.STARTED, charged=True)
+        launcher = Launcher(engine, goal, self._folder, self._listen, self._clock)
+        launcher.spend(trial, spent, target_len=None, label=label)
+        seen = [observed for asked, observed in engine.seen if asked == config]
+        engine.seen.clear()
+        return trial, seen
 
     def _at(self, size: int) -> LaunchConfig:
         return self._config.with_options(block_size=size)

@@ -10,7 +10,7 @@ from autotune.core.gates import Verdict
 from autotune.core.launch import LaunchConfig
 from autotune.search.columns import Kinds, Rows, joined, row_of
 from autotune.search.proposer import Seen
-from autotune.search.state import SearchState
+from autotune.search.state import SearchState, latency_of
 from autotune.search.trial import Trial
 
 _GATE1 = "gate1_budget"
@@ -31,7 +31,12 @@ def seen_of(state: SearchState, kinds: Kinds) -> Seen:
     failed = [
         (_row(trial, kinds), trial.outcome, _free(trial.verdict)) for trial in charged if trial.tok_s is None
     ]
+    excess = {
+        name: np.array([_excess(trials[-1], name, most) for trials in clean.values()])
+        for name, most in state.limits().items()
+    }
     return Seen(
+        log_excess=excess,
         rows=joined(rows),
         log_tok_s=np.array(logs),
         failed=failed,
@@ -53,6 +58,12 @@ def _row(trial: Trial, kinds: Kinds) -> Rows:
     }
     measured = {name: float(value) for name, value in told.items() if value is not None}
     return row_of(trial.verdict, trial.config, kinds, measured=measured)
+
+
+def _excess(trial: Trial, limit: str, most: float) -> float:
+    """Logarithm of the measured latency over the limit, NaN when it was not measured."""
+    seen = trial.latency_ms(latency_of(limit))
+    return math.log(seen / most) if seen else math.nan
 
 
 def _free(verdict: Verdict) -> float:

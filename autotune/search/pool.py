@@ -176,14 +176,13 @@ class Pool:
         needless = none
         order = np.lexsort((moved, group))
         order = order[admitted[order]]
-        steps, sure, before = -1, 0, None
+        likely, before = 0, None
         for place in order:
             if group[place] != before:
-                before, steps, sure = group[place], -1, 0
-            steps += 1
-            # Counted from the first that surely fits: a doubtful one below it may be refused.
-            sure += bool(self.columns.chance[place] >= _SURE or sure)
-            needless[place] = sure > 1 + EXTRA_OFFLOADS
+                before, likely = group[place], 0
+            # Counted from the first that likely fits: a doubtful one below it may be refused.
+            likely += bool(self.columns.chance[place] >= _LIKELY or likely)
+            needless[place] = likely > 1 + EXTRA_OFFLOADS
         return needless
 
     def _classes(self, columns: Columns, workload: Workload) -> npt.NDArray[np.int64]:
@@ -223,8 +222,8 @@ class Pool:
         return sum(getattr(config, name) is not None for name in _COUNTED)
 
 
-#: A start that is as good as certain.
-_SURE = 0.98
+#: A start that is likelier than not.
+_LIKELY = 0.5
 _BESIDE_OFFLOAD = (
     "gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
 )  # fmt: skip

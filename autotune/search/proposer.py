@@ -8,8 +8,8 @@ Every few launches one candidate at random: a control, and a way out when foreca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ _COVERS_WITHIN = 0.5
 _NEW_SEQS, _NEW_TOKENS = 0.15, 0.05
 #: Later, the logarithm of a gain loses this times log(1 + launches with that number of sequences): the model
 #: else spends them on variants of one number that differ by less than launches do.
-_SAME_SEQS = 0.5
+_SAME_SEQS = 1.0
 #: Candidates whose single verdict is asked for risks that the columns do not hold.
 _LOOKED_AT = 8
 #: What should stay free beside the budget for allocations that no gate checks (design.md keeps as much for
@@ -46,6 +46,8 @@ _AS_HEAVY = 0.02
 _AS_FULL = 0.15
 #: After a launch that died for another reason, of candidates with the same block size, each time.
 _LIKE_A_FAILURE = 0.5
+#: The best so far when nothing keeps the limits: a token in e^20 seconds, so that anything is an improvement.
+_NOTHING_YET = -20.0
 #: What is left of a candidate's worth when something after the gates will likely not fit.
 _LIKELY_DEAD = 0.3
 
@@ -58,12 +60,23 @@ class Seen:
         rows, log_tok_s: of those that were measured on a clean device, one per configuration.
         failed: rows of those that died, with why.
         all_rows: of every launch, for diversity.
+        log_excess: for each of the person's limits on latency, the logarithm of measured over limit of each
+            of `rows`, NaN where it is not known.
     """
 
     rows: Rows
     log_tok_s: Array
     failed: Sequence[tuple[Rows, Outcome, float]]
     all_rows: Rows
+    log_excess: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def within(self) -> npt.NDArray[np.bool_]:
+        """Which of `rows` keep all limits."""
+        kept = np.ones(len(self.rows), dtype=bool)
+        for excess in self.log_excess.values():
+            kept &= excess <= 0
+        return kept
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,7 @@ class Proposer:
         points, base = view.of(rows)
         mean, deviation = ratio.posterior(points)
         expected = base + mean
+        chance *= view.chance_within(seen, points)
         if searched < self._listed or not len(seen.rows):
             worth = expected + np.log(np.maximum(chance, 1e-3))
             if searched:
@@ -186,23 +200,37 @@ class _View:
 
     def __init__(self, rows: Rows, forecast: Forecast, workload: Workload) -> None:
         self._forecast = forecast
-        self._clients = workload.concurrency
-        self._wanted = float(workload.concurrency * workload.longest_tokens)
-        self._scale = Scale.of(rows, self._clients, self._wanted)
+        self._scale = Scale.of(rows, workload)
 
     def of(self, rows: Rows) -> tuple[Points, Array]:
         """Rows as the process sees them; and their forecast with the rates as they were before any launch, on
         the tangent at today's rates, so that the process learns rates and what they miss together.
         """
         slopes = self._forecast.slopes(rows)
-        points = Points(self._scale.features(rows, self._clients, self._wanted), slopes)
+        points = Points(self._scale.features(rows), slopes)
         return points, np.asarray(self._forecast.log_tok_s(rows) - slopes @ self._forecast.moved)
 
     def learnt(self, seen: Seen) -> tuple[Ratio, float]:
         """What the launches say that this misses; and the best of them by what is now believed."""
         points, base = self.of(seen.rows)
         ratio = fit_ratio(points, seen.log_tok_s - base, self._forecast.start.covariance)
-        return ratio, float((base + ratio.posterior(points)[0]).max(initial=-math.inf))
+        believed = (base + ratio.posterior(points)[0])[seen.within]
+        return ratio, float(believed.max(initial=_NOTHING_YET))
+
+    def chance_within(self, seen: Seen, points: Points) -> Array:
+        """That a launch keeps the limits on latency, by how those so far kept them."""
+        chance = np.ones(len(points))
+        for excess in seen.log_excess.values():
+            known = np.isfinite(excess)
+            at, _ = self.of(seen.rows.take(np.flatnonzero(known)))
+            # There is no forecast of latencies: they follow the features alone.
+            flat = Points(at.features, at.slopes[:, :0])
+            here = Points(points.features, points.slopes[:, :0])
+            model = fit_ratio(flat, excess[known], np.zeros((0, 0)))
+            mean, deviation = model.posterior(here)
+            z = mean / np.hypot(deviation, model.noise)
+            chance *= np.array([0.5 * math.erfc(value / math.sqrt(2)) for value in z])
+        return chance
 
 
 def _expected_improvement(mean: Array, deviation: Array, best: float) -> Array:

@@ -17,19 +17,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.core.workload import Workload
 from autotune.search.columns import Array, Rows
 
 #: Of the logarithm of the common factor: twice e^0.5 either way covers rates that are off by three.
 _OFFSET = 0.5
 #: Candidates for the spread of the ratio, and for one launch's noise (1 to 3 % run to run,
 #: reference/field.md 3.5; more on a shared machine). The likelihood chooses.
-_SPREADS = (0.06, 0.12, 0.25, 0.5)
+_SPREADS = (0.04, 0.08, 0.16, 0.32, 0.64)
 _NOISES = (0.01, 0.02, 0.04)
-#: Shares of the parts in the spread, in the order of `_raw`; and of the joint part.
-_WEIGHTS = np.array([1.0, 1.0, 0.7, 1.0, 1.0, 0.3])
-_JOINT = 1.0
+#: Shares of the parts in the spread, in the order of `_raw`; and of the joint part. How many run at once, and
+#: what happens when the pool is short, is what forecasts miss most.
+_WEIGHTS = np.array([2.5, 0.6, 1.5, 0.5, 1.0, 0.3])
+_JOINT = 0.7
 #: Of a feature's range 0 to 1.
-_LENGTH = 0.3
+_LENGTH = 0.2
 #: The middle of the prior over spreads, and its deviation in logarithms: forecasts with fitted rates are
 #: 5 to 15 % off on recorded launches (benchmarks/throughput_accuracy.py).
 _SPREAD_MIDDLE, _SPREAD_WIDTH = 0.06, 1.0
@@ -37,28 +39,33 @@ _SPREAD_MIDDLE, _SPREAD_WIDTH = 0.06, 1.0
 
 @dataclass(frozen=True)
 class Scale:
-    """How rows become features between 0 and 1."""
+    """How rows become features between 0 and 1, for one pool and load."""
 
+    load: Workload
     low: Array
     width: Array
 
     @classmethod
-    def of(cls, rows: Rows, clients: int, wanted_tokens: float) -> Scale:
-        raw = _raw(rows, clients, wanted_tokens)
+    def of(cls, rows: Rows, load: Workload) -> Scale:
+        raw = _raw(rows, load)
         low = raw.min(axis=0)
         # An option with one value has no width: it then counts as nothing.
-        return cls(low, np.maximum(raw.max(axis=0) - low, 1.0))
+        return cls(load, low, np.maximum(raw.max(axis=0) - low, 1.0))
 
-    def features(self, rows: Rows, clients: int, wanted_tokens: float) -> Array:
-        return np.asarray((_raw(rows, clients, wanted_tokens) - self.low) / self.width)
+    def features(self, rows: Rows) -> Array:
+        return np.asarray((_raw(rows, self.load) - self.low) / self.width)
 
 
-def _raw(rows: Rows, clients: int, wanted_tokens: float) -> Array:
+def _raw(rows: Rows, load: Workload) -> Array:
+    together = np.minimum(rows.seqs, load.concurrency)
+    each = load.mean_input_tokens + load.mean_output_tokens / 2
+    held = np.maximum(rows.pool_tokens, 1.0) / each
     return np.stack(
         [
-            np.log2(np.minimum(rows.seqs, clients)),
+            np.log2(together),
             np.log2(rows.tokens),
-            np.log2(np.clip(rows.pool_tokens, 1.0, max(1.0, wanted_tokens))),
+            # How short the pool is: half empty at -1, twice as many sequences as it holds at 1.
+            np.clip(np.log2(together / held), -1.0, 1.0),
             np.log2(rows.block_size),
             rows.offloaded_bytes / 2**30,
             np.log2(1 + rows.graph_tokens),

@@ -11,7 +11,7 @@ from autotune.core.outcome import Outcome
 from autotune.engines.base import Engine
 from autotune.errors import Unreachable
 from autotune.search.columns import RESERVE
-from autotune.search.state import SearchState
+from autotune.search.state import SearchState, latency_of
 from autotune.search.trial import MEMORY_OUTCOMES, Trial
 from autotune.units import mib_text
 from autotune.vllm.predict import Predictor
@@ -54,6 +54,22 @@ def nearest_reachable(state: SearchState, predictor: Predictor, engine: Engine) 
     details["nearest_len"] = nearest
     hint = f"{reason}; the longest length that fits is about {nearest} tokens (--target-len {nearest})"
     return Unreachable(message, hint=hint, details=details)
+
+
+def beyond_limits(state: SearchState) -> Unreachable:
+    """The Unreachable error when configurations serve and none keeps the limits on latency."""
+    measured = [trial for trial in state.trials if trial.tok_s is not None]
+    nearest = min(measured, key=lambda trial: max(state.beyond(trial).values(), default=0.0))
+    told = []
+    for limit in state.beyond(nearest):
+        seen = nearest.latency_ms(latency_of(limit))
+        value = "not measured" if seen is None else f"{seen:.0f} ms"
+        told.append(f"{value} where --{limit.replace('_', '-')} allows {state.limits()[limit]:g}")
+    return Unreachable(
+        f"no configuration keeps the limits: the nearest has {', '.join(told)}",
+        hint=f"it is {nearest.config.text()}; fewer clients (--concurrency) wait less",
+        details={"gate": "latency", "params": nearest.config.params()},
+    )
 
 
 def _nearest(state: SearchState) -> list[tuple[int, str, float]]:

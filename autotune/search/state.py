@@ -55,7 +55,7 @@ class SearchState:
         """Limits on latency that a launch broke: name -> by how much, as a share of the limit."""
         found = {}
         for name, most in self.limits().items():
-            seen = trial.latency_ms(name.removeprefix("max_").removesuffix("_ms"))
+            seen = trial.latency_ms(latency_of(name))
             if trial.tok_s is not None and (seen is None or seen > most):
                 found[name] = 1.0 if seen is None else seen / most - 1
         return found
@@ -73,3 +73,8 @@ class SearchState:
     def mean_tok_s(self, config: LaunchConfig) -> float:
         rates = [trial.tok_s for trial in self.of(config) if trial.tok_s is not None]
         return sum(rates) / len(rates)
+
+
+def latency_of(limit: str) -> str:
+    """`ttft` of `max_ttft_ms`: what a limit limits."""
+    return limit.removeprefix("max_").removesuffix("_ms")

