@@ -12,6 +12,7 @@ from autotune.core.device import Device, DeviceKind
 from autotune.core.facts import Facts
 from autotune.core.interval import Interval
 from autotune.core.launch import LaunchConfig
+from autotune.core.noise import Noise, noise_of
 from autotune.core.outcome import Outcome
 from autotune.errors import BadInput
 from autotune.units import GIB, MIB
@@ -54,6 +55,11 @@ class RecordedLaunch:
     #: Variables of the server's environment that change what it counts.
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    def busiest(self) -> tuple[Rate, ...]:
+        """The rates at the largest recorded load: each configuration saturated."""
+        most = max((rate.concurrency or 0 for rate in self.rates), default=0)
+        return tuple(rate for rate in self.rates if (rate.concurrency or 0) == most)
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -68,6 +74,14 @@ class Recording:
     launches: tuple[RecordedLaunch, ...]
     baseline: Mapping[str, Any] = field(default_factory=dict)
     usage: str = "serve"
+
+    def noise(self) -> Noise | None:
+        """What launches of one configuration differ by; None when none was launched twice."""
+        launches: dict[LaunchConfig, list[list[float]]] = {}
+        for launch in self.launches:
+            if launch.rates:
+                launches.setdefault(launch.config, []).append([rate.tok_s for rate in launch.busiest()])
+        return noise_of(launches.values())
 
     def for_model(self, name: str) -> Recording:
         """Only the launches of the model called `name` (its last path part, case ignored).

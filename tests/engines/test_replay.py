@@ -1,15 +1,19 @@
 """Replay serves exactly what was recorded."""
 
+import json
+import math
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
+from autotune.core.stats import pooled_rate
 from autotune.core.workload import Shape, Workload
 from autotune.engines.base import LaunchFailed, MeasurePlan
-from autotune.engines.replay import ReplayEngine
-from autotune.recordings import load_recording
+from autotune.engines.replay import DRAWN, ReplayEngine
+from autotune.recordings import Recording, load_recording
 
 DATA = Path(__file__).parents[1] / "data" / "recordings"
 WORKLOAD = Workload(4, (Shape(8, 4),))
@@ -73,3 +77,69 @@ def test_a_busy_card_is_remembered_launch_by_launch() -> None:
     refused = next(x for x in recording.launches if x.outcome is Outcome.GATE1_BUDGET)
     # 118.77 of 139.8 GiB were free when 125.82 were asked for.
     assert engine.device_for(refused.config).free.best == 127533645824
+
+
+def repeated(tmp_path: Path, configurations: int, launches: int = 2) -> Recording:
+    """Made-up launches: windows of 4 s, those of the second launch a tenth faster."""
+    rows = [
+        {
+            "id": f"{size}-{number}",
+            "model": "m",
+            "engine_args": {"max_model_len": 512, "max_num_seqs": size},
+            "outcome": "started",
+            "free_bytes_before": 8 << 30,
+            "total_bytes": 8 << 30,
+            "bench": [
+                {"max_concurrency": 4, "seconds": 4.0, "output_tok_s": 10.0 * size * 1.1**number * swing}
+                for swing in (0.98, 1.0, 1.02)
+            ],
+        }
+        for size in range(1, configurations + 1)
+        for number in range(launches)
+    ]
+    path = tmp_path / "repeated.yaml"
+    path.write_text(json.dumps(rows))
+    return load_recording(path)
+
+
+def rates_of(engine: ReplayEngine, config: LaunchConfig, tmp_path: Path, launches: int) -> list[float]:
+    found = []
+    for _ in range(launches):
+        session = engine.launch(config, log_path=tmp_path / "log")
+        windows = list(session.measure(WORKLOAD, MeasurePlan()))
+        found.append(pooled_rate(windows))
+        drawn = {doubt for window in windows for doubt in window.doubts}
+        found[-1] *= -1 if drawn == {DRAWN} else 1
+    return found
+
+
+def test_further_launches_are_drawn_where_the_noise_is_known_and_say_so(tmp_path: Path) -> None:
+    engine = ReplayEngine(repeated(tmp_path, 5), seed=1)
+    config = engine.candidates()[2]
+    first, second, *drawn = rates_of(engine, config, tmp_path, 150)
+    assert (first, second) == (pytest.approx(30.0, rel=1e-3), pytest.approx(33.0, rel=1e-3))
+    assert max(drawn) < 0, "marked"
+    logs = [math.log(-rate) for rate in drawn]
+    assert fmean(logs) == pytest.approx(math.log(31.5), abs=0.03)
+    # ln 1.1 apart: a standard deviation of 0.0674, and a little of the windows.
+    assert stdev(logs) == pytest.approx(0.0674, rel=0.25)
+    assert engine.can_repeat(config)
+    again = ReplayEngine(repeated(tmp_path, 5), seed=1)
+    assert rates_of(again, config, tmp_path, 4) == pytest.approx([first, second, *drawn[:2]])
+    other = ReplayEngine(repeated(tmp_path, 5), seed=2)
+    assert rates_of(other, config, tmp_path, 3)[2] != pytest.approx(drawn[0])
+
+
+def test_a_strategy_is_scored_on_drawn_launches_alone(tmp_path: Path) -> None:
+    engine = ReplayEngine(repeated(tmp_path, 5), seed=7, drawn_only=True)
+    assert max(rates_of(engine, engine.candidates()[0], tmp_path, 3)) < 0
+
+
+@pytest.mark.parametrize(("configurations", "launches"), [(4, 2), (20, 1)])
+def test_few_repeats_do_not_say_how_launches_differ(
+    configurations: int, launches: int, tmp_path: Path
+) -> None:
+    engine = ReplayEngine(repeated(tmp_path, configurations, launches))
+    config = engine.candidates()[0]
+    assert min(rates_of(engine, config, tmp_path, launches)) > 0
+    assert not engine.can_repeat(config)
