@@ -140,11 +140,12 @@ def _from_catalogue(text: str) -> NamedDevice:
     card = cards.get(_key(text))
     if card is None:
         close = difflib.get_close_matches(_key(text), cards, n=1, cutoff=0.5)
+        near = cards[close[0]] if close else None
         known = ", ".join(str(entry["aliases"][0]) for entry in catalogue())
         raise BadInput(
             f"device {text[:80]!r} is neither a file nor a card in the catalogue",
-            hint=f"did you mean {cards[close[0]]['name']!r}? known: {known}"
-            if close
+            hint=f"did you mean {str(near['aliases'][0])!r} ({near['name']})? known: {known}"
+            if near
             else f"known: {known}; or give a YAML file with total_bytes and free_bytes",
         )
     total = Interval(*(gib * GIB for gib in card["total_gib"]))

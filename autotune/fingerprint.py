@@ -160,7 +160,8 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    # Read back from a run folder it may be anything, an integer of a thousand digits too.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18
 
 
 def _is_known(value: Any) -> bool:

@@ -54,6 +54,8 @@ class Learnt:
     used: int
     notes: tuple[str, ...]
     device: Device
+    #: Those that taught something, in their order.
+    launches: tuple[RecordedLaunch, ...] = ()
 
 
 def learn_from(
@@ -88,7 +90,13 @@ def learn_from(
             learning.take(recording, "the cache of launches seen", trusted=True)
     for file in files:
         learning.take(load_chosen(str(file)), str(file))
-    return Learnt(learning.calibration, learning.used, tuple(learning.notes), learning.exact_device())
+    return Learnt(
+        learning.calibration,
+        learning.used,
+        tuple(learning.notes),
+        learning.exact_device(),
+        tuple(learning.launches),
+    )
 
 
 class _Learning:
@@ -99,6 +107,7 @@ class _Learning:
         self._names = names
         self.calibration = Calibration()
         self.used = 0
+        self.launches: list[RecordedLaunch] = []
         self.notes: list[str] = []
         self._totals: set[Interval] = set()
 
@@ -136,6 +145,7 @@ class _Learning:
             known = learner.learn(self.calibration, launch.config, device, launch.facts)
             if known.observations != self.calibration.observations:
                 used += 1
+                self.launches.append(launch)
                 self._totals.add(device.total)
             self.calibration = known
         self.used += used

@@ -13,6 +13,7 @@ from autotune.core.model import ModelSpec
 from autotune.core.tensors import TensorInfo
 from autotune.errors import BadInput
 from autotune.headers import TooLarge, folder_tensors, parse_object, read_header, read_regular
+from autotune.nearby import near_path
 
 __all__ = ["TOKENIZER_FILES", "LoadedModel", "load_model", "read_header"]
 
@@ -87,11 +88,15 @@ def load_model(name_or_path: str, *, trust_remote_code: bool = False) -> LoadedM
     elif exists:
         raise _is_a_file(folder, shown)
     elif name_or_path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name_or_path):
-        raise BadInput(f"model folder {shown} does not exist", hint=_HINT)
+        raise BadInput(f"model folder {shown} does not exist", hint=_near(folder) or _HINT)
     else:
         from autotune.hub import WEIGHT_ENDINGS, hub_model
 
-        found = hub_model(name_or_path, max_config_bytes=_MAX_CONFIG_BYTES)
+        try:
+            found = hub_model(name_or_path, max_config_bytes=_MAX_CONFIG_BYTES)
+        except BadInput as error:
+            # A folder's name may look like an id: `examples/tiny-lama`.
+            raise BadInput(error.message, hint=_near(folder) or error.hint) from None
         config, tensors, doubts = found.config, found.tensors, found.doubts
         weights = tensors is not None or any(file.endswith(WEIGHT_ENDINGS) for file in found.files)
         tokenizer = any(file in found.files for file in TOKENIZER_FILES)
@@ -102,6 +107,12 @@ def load_model(name_or_path: str, *, trust_remote_code: bool = False) -> LoadedM
     if doubts:
         spec = replace(spec, doubts=(*spec.doubts, *doubts))
     return LoadedModel(name_or_path, path, config, spec, weights, tokenizer)
+
+
+def _near(folder: Path) -> str:
+    """`did you mean ...?` with a model folder that is there; nothing when none is near."""
+    near = near_path(folder, lambda path: (path / "config.json").is_file())
+    return f"did you mean {near}?" if near is not None else ""
 
 
 def _spec(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo] | None, name: str) -> ModelSpec:

@@ -25,6 +25,10 @@ MOST_YAML_BYTES = 1 << 20
 _MOST_LINES_BYTES = 512 << 20
 
 
+#: Folders of a run in which something is written.
+_WRITTEN_FOLDERS = ("logs", "tokenizer")
+
+
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
     """Whole or not at all: a temporary file in the same folder, synced, then renamed.
 
@@ -88,6 +92,26 @@ def read_lines(path: Path) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
+def mend_lines(path: Path) -> None:
+    """Takes away what a power cut left of the last line, and ends that line where only its end is missing.
+
+    Raises:
+        FileNotFoundError: there is none.
+        BadInput: an earlier line is damaged, or see `_read`.
+        EngineUnavailable: it cannot be written.
+    """
+    lines = read_lines(path)
+    torn = False
+    for position, line in enumerate(lines):
+        if parse_record(line) is None:
+            if position < len(lines) - 1:
+                raise BadInput(f"{path}: line {position + 1} is damaged")
+            torn = True
+    mended = "".join(f"{line}\n" for line in (lines[:-1] if torn else lines))
+    if torn or path.stat().st_size != len(mended.encode()):
+        write_whole(path, mended)
+
+
 def parse_record(line: str) -> dict[str, Any] | None:
     """The JSON object in a line; None for anything else."""
     try:
@@ -146,6 +170,8 @@ def refuse_links(folder: Path) -> None:
                     f"{entry.path} is a link: not a run folder that autotune made",
                     hint="copy the folder without links if you trust it",
                 )
+            if entry.name in _WRITTEN_FOLDERS and entry.is_dir(follow_symlinks=False):
+                refuse_links(Path(entry.path))
 
 
 def cannot_write(path: Path, error: OSError) -> EngineUnavailable:

@@ -3,8 +3,11 @@
 run.yaml       inputs, workload, space, what the machine is
 study.journal  Optuna's own log of the study
 trials.jsonl   one line per proposal: the truth; Optuna cannot hold windows, logs and reasons
+running.json   the launch of this moment; left behind by a kill
+known.yaml     launches seen before this run, which it began with
 logs/          one file per launch
 best.yaml, launch.sh, result.json    the answer
+reruns.jsonl   what came of `autotune rerun`, one line each time
 observations.yaml   a scan's launches, in the form that calibrates later searches
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -31,6 +35,7 @@ from autotune.runfiles import (
     bounded,
     cannot_write,
     inside,
+    mend_lines,
     parse_record,
     read_document,
     read_lines,
@@ -165,25 +170,13 @@ class RunFolder:
             os.close(lock)
 
     def _mend(self) -> None:
-        """Whole lines only in trials.jsonl, the last one ended; no secrets in the newest log."""
+        """Whole lines only in trials.jsonl and the journal; no secrets in the newest log."""
         logs = [path for path in (self.path / "logs").iterdir() if path.is_file() and not path.is_symlink()]
         if logs:
             redact.clean_file(max(logs, key=lambda path: path.stat().st_mtime))
-        path = self.path / "trials.jsonl"
-        try:
-            lines = read_lines(path)
-        except FileNotFoundError:
-            return
-        torn = False
-        for position, line in enumerate(lines):
-            if parse_record(line) is None:
-                if position < len(lines) - 1:
-                    raise BadInput(f"{path}: line {position + 1} is damaged")
-                torn = True
-        whole = lines[:-1] if torn else lines
-        mended = "".join(f"{line}\n" for line in whole)
-        if torn or path.stat().st_size != len(mended.encode()):
-            write_whole(path, mended)
+        for path in (self.path / "trials.jsonl", self.journal):
+            with contextlib.suppress(FileNotFoundError):
+                mend_lines(path)
 
     @property
     def run_id(self) -> str:
@@ -194,8 +187,15 @@ class RunFolder:
         return self.path / "study.journal"
 
     def log_path(self, launch: int, purpose: str) -> Path:
-        """The log of the launch that the screen calls `launch N of M`."""
-        return self.path / "logs" / f"{launch:03d}-{purpose}.log"
+        """The log of the launch that the screen calls `launch N of M`; the log of a lost launch of that
+        number stays.
+        """
+        path = self.path / "logs" / f"{launch:03d}-{purpose}.log"
+        for attempt in itertools.count(2):
+            if not os.path.lexists(path):
+                break
+            path = self.path / "logs" / f"{launch:03d}-{purpose}-{attempt}.log"
+        return path
 
     def write_run(self, record: Mapping[str, Any]) -> None:
         document = redact.clean_tree({"schema": SCHEMA, **record})
@@ -219,6 +219,28 @@ class RunFolder:
         """
         line = json.dumps(redact.clean_tree(record), ensure_ascii=False, allow_nan=False)
         append_line(self.path / "trials.jsonl", line.encode("utf-8", "replace").decode())
+
+    def write_running(self, record: Mapping[str, Any]) -> None:
+        """Notes which launch runs now, so that a later call knows of it when this process is killed."""
+        text = json.dumps(redact.clean_tree(record), ensure_ascii=False, allow_nan=False)
+        self._write("running.json", text.encode("utf-8", "replace").decode())
+
+    def clear_running(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / "running.json").unlink()
+
+    def running(self) -> dict[str, Any] | None:
+        """The launch that ran when an earlier process was killed; None when there was none, or the note of it
+        is damaged.
+
+        Raises:
+            BadInput: the file is a link, no regular file, or absurdly large.
+        """
+        try:
+            text = read_document(self.path / "running.json").decode("utf-8", "replace")
+        except FileNotFoundError:
+            return None
+        return parse_record(text)
 
     def trials(self) -> list[dict[str, Any]]:
         """The recorded trials; a last line torn by a power cut is left out.
@@ -245,6 +267,30 @@ class RunFolder:
 
     def write_observations(self, text: str) -> None:
         self._write("observations.yaml", text)
+
+    def append_rerun(self, record: Mapping[str, Any]) -> None:
+        """Adds what came of measuring this run again to reruns.jsonl."""
+        line = json.dumps(redact.clean_tree(record), ensure_ascii=False, allow_nan=False)
+        append_line(self.path / "reruns.jsonl", line.encode("utf-8", "replace").decode())
+
+    def last_rerun(self) -> dict[str, Any]:
+        """The last whole line of reruns.jsonl, empty without one.
+
+        Raises:
+            BadInput: the file is a link, no regular file, or absurdly large.
+        """
+        try:
+            lines = read_lines(self.path / "reruns.jsonl")
+        except FileNotFoundError:
+            return {}
+        return next((record for record in map(parse_record, reversed(lines)) if record is not None), {})
+
+    def write_known(self, text: str) -> None:
+        self._write("known.yaml", text)
+
+    @property
+    def known(self) -> Path:
+        return self.path / "known.yaml"
 
     @property
     def observations(self) -> Path:

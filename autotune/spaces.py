@@ -37,6 +37,7 @@ from autotune.core.launch import (
     shown,
 )
 from autotune.errors import BadInput
+from autotune.nearby import did_you_mean
 from autotune.units import GIB
 from autotune.yamlfile import read_yaml
 
@@ -183,10 +184,22 @@ def contradiction(options: Mapping[str, Any], target_len: int) -> str | None:
 
 def _shipped(name: str) -> Path:
     """A space by name: beside the package in a checkout, inside the wheel when installed."""
-    for folder in (Path(__file__).parents[1] / "search_spaces", Path(__file__).parent / "search_spaces"):
+    for folder in _folders():
         if (folder / f"{name}.yaml").exists():
             return folder / f"{name}.yaml"
-    raise BadInput(f"no search space {name!r}", hint="give a YAML file, or default, small-card or cpu")
+    known = shipped_spaces()
+    hint = did_you_mean(name, known) or f"give a YAML file, or one of {', '.join(known)}"
+    raise BadInput(f"no search space {name!r}", hint=hint)
+
+
+def shipped_spaces() -> list[str]:
+    """Names of the search spaces that come with autotune."""
+    found = {path.stem for folder in _folders() for path in folder.glob("*.yaml")}
+    return sorted(name for name in found if not name.startswith("scan-"))
+
+
+def _folders() -> tuple[Path, ...]:
+    return Path(__file__).parents[1] / "search_spaces", Path(__file__).parent / "search_spaces"
 
 
 @dataclass(frozen=True)
@@ -297,7 +310,7 @@ class _Reader:
                     "is not known here",
                     hint="put it under options:"
                     if key in SEARCHED
-                    else f"known: {', '.join(sorted(allowed))}",
+                    else did_you_mean(shown_key, allowed) or f"known: {', '.join(sorted(allowed))}",
                 )
 
     @staticmethod

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BadInput
+from autotune.nearby import near_path
 
 #: A page or two of text; a larger file is a mistake.
 MOST_BYTES = 1 << 20
@@ -54,7 +55,9 @@ def _text(path: Path, named: str, what: str, most_bytes: int) -> str:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a file name"
-        raise BadInput(f"cannot read {named}: {reason}") from None
+        near = near_path(path, Path.is_file) if isinstance(error, FileNotFoundError) else None
+        hint = f"did you mean {near}?" if near is not None else ""
+        raise BadInput(f"cannot read {named}: {reason}", hint=hint) from None
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise BadInput(f"cannot read {named}: not a regular file")

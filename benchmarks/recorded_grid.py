@@ -25,6 +25,7 @@ import yaml
 from autotune.core.launch import LaunchConfig
 from autotune.core.noise import Noise
 from autotune.core.stats import t_quantile
+from autotune.observations import read_rows
 from autotune.recordings import Recording, load_recording
 
 #: Facts of a run that a figure depends on, and that are the same for all its launches.
@@ -82,10 +83,11 @@ def recording_text(folders: Sequence[Path], baseline: str) -> str:
     times: list[str] = []
     for folder in folders:
         run = yaml.safe_load((folder / "run.yaml").read_text())
-        stands = {name: run["fingerprint"].get(name, "unknown") for name in _CONDITIONS}
-        if conditions and conditions != stands:
-            raise ValueError(f"{folder} was recorded under other conditions: {stands}, not {conditions}")
-        conditions = stands
+        # What a launch did not come far enough to say is no difference.
+        stands = {n: v for n in _CONDITIONS if (v := run["fingerprint"].get(n, "unknown")) != "unknown"}
+        differ = [name for name, value in stands.items() if conditions.setdefault(name, value) != value]
+        if differ:
+            raise ValueError(f"{folder} was recorded under other conditions: {', '.join(differ)}")
         loads.append(run["workload"])
         rows += yaml.safe_load((folder / "observations.yaml").read_text())
         times += [
@@ -104,11 +106,24 @@ def recording_text(folders: Sequence[Path], baseline: str) -> str:
             ]
     document: dict[str, Any] = {
         "conditions": {**conditions, "first_launch": min(times), "last_launch": max(times)},
+        # Standard deviations of the logarithm of a rate (core/noise.py).
+        "noise": _noise_row(rows),
         "workload": next(load for load in loads if load),
         "baseline": names[baseline],
         "launches": rows,
     }
     return yaml.safe_dump(document, sort_keys=False, width=120, default_flow_style=None)
+
+
+def _noise_row(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    noise = read_rows("these launches", rows, {}).noise()
+    if noise is None:
+        return None
+    return {
+        "between_windows": round(noise.between_windows, 5),
+        "between_launches": round(noise.between_launches, 5),
+        "repeats": noise.freedom,
+    }
 
 
 def half_orders(points: Sequence[Point], count: int = 5) -> tuple[list[str], list[str]]:
@@ -190,9 +205,9 @@ def compared(
 ) -> Iterator[tuple[str, float, tuple[float, float], bool]]:
     """Name, rate when recorded again, interval that the recording states for one launch, and inside it."""
     noise = recording.noise()
-    known = {point.config: point for point in points_of(recording)}
+    known = {_pool_given(point.config): point for point in points_of(recording)}
     for point in points_of(again):
-        old = known.get(point.config)
+        old = known.get(_pool_given(point.config))
         if old is None or noise is None:
             continue
         error = math.hypot(
@@ -203,6 +218,13 @@ def compared(
         yield old.name, point.tok_s, (low, high), low <= point.tok_s <= high
 
 
+def _pool_given(config: LaunchConfig) -> LaunchConfig:
+    """Without the share of memory where the pool is given in bytes: it is then a limit that nothing reaches,
+    and autotune sets it by what is free on the day.
+    """
+    return config.with_options(gpu_memory_utilization=None) if config.kv_cache_memory_bytes else config
+
+
 def plot(recording: Recording, path: Path) -> None:
     """Throughput against max_num_seqs, one panel per pool size, one line per block size and token budget."""
     import matplotlib
@@ -211,6 +233,7 @@ def plot(recording: Recording, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams["svg.hashsalt"] = "autotune"
+    matplotlib.rcParams["svg.fonttype"] = "none"
     points, noise = points_of(recording), recording.noise()
     pools = sorted({point.config.kv_cache_memory_bytes or 0 for point in points})
     figure, axes = plt.subplots(1, len(pools), figsize=(10, 3.6), sharey=True, squeeze=False)

@@ -1,6 +1,7 @@
 """Launches that search strategies need, on simulated cards and on a grid recorded from real vLLM.
 
-    python benchmarks/search_cost.py [--quick] [--json] [--seeds N] [--landscape NAME] [--strategy NAME]
+    python benchmarks/search_cost.py [--quick] [--json | --markdown] [--seeds N] [--landscape NAME]
+                                     [--strategy NAME] [--keep FILE] [--jobs N]
 
 A launch counts whether it served or died, the baseline included. "To 2 %" is the first launch of a
 configuration whose true mean is within 2 % of the best one in the landscape's published space that truly
@@ -22,7 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,24 +35,22 @@ import optuna
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from autotune.core.launch import LaunchConfig  # noqa: E402
+from autotune.core.workload import Shape  # noqa: E402
 from autotune.errors import AutotuneError  # noqa: E402
-from autotune.models import load_model  # noqa: E402
 from autotune.runs import RunFolder  # noqa: E402
 from autotune.search.goal import Goal  # noqa: E402
-from autotune.search.pool import candidates_of  # noqa: E402
 from autotune.search.result import choose  # noqa: E402
 from autotune.search.tuner import Tuner  # noqa: E402
-from autotune.vllm.predict import Predictor  # noqa: E402
-from benchmarks.landscapes.catalogue import LANDSCAPES, Landscape  # noqa: E402
+from benchmarks.landscapes.catalogue import landscapes  # noqa: E402
+from benchmarks.landscapes.ground import Ground, Place  # noqa: E402
 from benchmarks.landscapes.rivals import RIVALS, Field, Spent  # noqa: E402
-from benchmarks.landscapes.simulated import Card  # noqa: E402
 
 OURS = "autotune"
-#: Launches everybody may make, and those of them that the product keeps for confirmation.
-LAUNCHES = 60
-CONFIRMATIONS = 8
+#: Launches that the rivals may make (Optuna tuners make 50 to 100), and the product, confirmation included.
+LAUNCHES, OUR_LAUNCHES = 100, 60
 REGRET_AT = (5, 10, 20)
-QUICK_SEEDS, FULL_SEEDS = 3, 30
+QUICK_SEEDS, FULL_SEEDS = 5, 30
 
 
 @dataclass(frozen=True)
@@ -67,108 +66,100 @@ class Run:
     wrong_refusals: int
     regret: dict[str, float]
     launches: int
-    seconds: float
     gate_loss: float
-    own_s_per_proposal: float = 0.0
+    all_launches: int = 0
+    own_s_per_launch: float = 0.0
     reported_error: float | None = None
     covered: bool | None = None
     final_regret: float = 0.0
-    status: str = ""
 
 
-def run(landscape: Landscape, strategy: str, seed: int) -> Run:
-    card = Card(landscape, seed)
-    space = landscape.space.with_fixed(landscape.fixed)
-    everything = list(candidates_of(space, 0, 10**6))
-    rates = {config: card.truth_of(config).tok_s for config in everything}
-    best = max(rates.values())
-    predictor = Predictor(
-        load_model(str(ROOT / "tests/data/models" / landscape.net.folder)).spec, landscape.version
-    )
-    began = time.perf_counter()
-    extra: dict[str, Any] = {}
-    if strategy == OURS:
-        tried, observed, refused, extra = _ours(landscape, card, predictor, seed)
-    else:
-        refused = _refused(predictor, card, everything) if "gate" in strategy else set()
-        field = Field(landscape, card, [c for c in everything if c not in refused], LAUNCHES, seed)
-        with contextlib.suppress(Spent):
-            RIVALS[strategy](field)
-        tried, observed = field.tried, field.observed
-    truth = [card.truth_of(config).tok_s for config in tried]
-    admitted = [rate for config, rate in rates.items() if config not in refused]
-    return Run(
-        landscape=landscape.name,
-        strategy=strategy,
-        seed=seed,
-        to_2pct=_first(truth, 0.98 * best),
-        to_10pct=_first(truth, 0.90 * best),
-        dead=sum(rate is None for rate in observed),
-        wrong_refusals=sum(rates[config] > 0 for config in refused),
-        regret={str(k): _regret(truth, observed, k, best) for k in REGRET_AT},
-        launches=len(tried),
-        seconds=time.perf_counter() - began,
-        gate_loss=1 - max(admitted, default=0.0) / best,
-        **({**extra, "final_regret": 1 - extra.get("final_regret", 0.0) / best} if extra else {}),
-    )
+def runs_of(place: Place, strategies: Sequence[str], seed: int) -> list[Run]:
+    """Every strategy on one landscape under one seed; the truth is counted once."""
+    ground = Ground(place, seed)
+    runs = []
+    for strategy in strategies:
+        # A fresh engine each, with the same noise to begin with.
+        mine = Ground(place, seed)
+        mine.rates, mine.refused, mine.predictor = ground.rates, ground.refused, ground.predictor
+        runs.append(_ours(mine) if strategy == OURS else _rival(mine, strategy))
+    return runs
 
 
-def _ours(
-    landscape: Landscape, card: Card, predictor: Predictor, seed: int
-) -> tuple[list[Any], list[float | None], set[Any], dict[str, Any]]:
-    """The product's search; what it launched before confirming, what it refused, and its answer."""
+def _rival(ground: Ground, strategy: str) -> Run:
+    play, gated = RIVALS[strategy]
+    field = Field(ground, gated, LAUNCHES, max(REGRET_AT))
+    with contextlib.suppress(Spent):
+        play(field)
+    return _run(ground, strategy, field.tried, field.observed, ground.refused if gated else set())
+
+
+def _ours(ground: Ground) -> Run:
+    """The product's search: what it launched before confirming, what it refused, and its answer."""
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    place, engine = ground.place, ground.truth
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     goal = Goal(
-        target_len=landscape.target,
-        max_launches=LAUNCHES,
-        concurrency=landscape.clients,
-        shapes=tuple(_shape(i, o) for i, o in landscape.shapes),
-        seed=seed,
-        fixed=landscape.fixed,
+        target_len=place.target,
+        max_launches=OUR_LAUNCHES,
+        concurrency=place.clients,
+        shapes=tuple(Shape(given, made) for given, made in place.shapes),
+        seed=ground.seed,
+        fixed=place.fixed,
     )
     try:
         began = time.process_time()
         tuner = Tuner(
-            card, predictor, landscape.space, goal, RunFolder.create(folder, "bench"),
+            engine, ground.predictor, place.space, goal, RunFolder.create(folder, "bench"),
             storage=optuna.storages.InMemoryStorage(),
         )  # fmt: skip
         state = tuner.state
         try:
             tuner.run()
         except AutotuneError as error:
-            print(f"{landscape.name} seed {seed}: {error.message}", file=sys.stderr)
+            print(f"{place.name} seed {ground.seed}: {error.message}", file=sys.stderr)
         spent_s = time.process_time() - began
     finally:
         shutil.rmtree(folder)
     searched = [trial for trial in state.trials if trial.charged and trial.purpose != "confirm"]
     refused = {state.pool.configs[p] for places in state.pool.refused_places().values() for p in places}
+    refused |= ground.refused
+    run = _run(ground, OURS, [t.config for t in searched], [t.tok_s for t in searched], refused)
+    run = replace(run, own_s_per_launch=spent_s / max(1, state.launches), all_launches=state.launches)
     winner = choose(state)
-    extra: dict[str, Any] = {"own_s_per_proposal": spent_s / max(1, state.launches)}
-    if winner is not None:
-        true = card.truth_of(winner.config).tok_s
-        extra["final_regret"] = true
-        extra["reported_error"] = abs(winner.tok_s / true - 1)
-        low, high = winner.interval or (0.0, math.inf)
-        extra["covered"] = bool(low <= true <= high)
-    return [t.config for t in searched], [t.tok_s for t in searched], refused, extra
+    if winner is None:
+        return replace(run, final_regret=1.0)
+    true = engine.true_tok_s(winner.config)
+    low, high = winner.interval or (0.0, math.inf)
+    return replace(
+        run,
+        final_regret=1 - true / ground.best,
+        reported_error=winner.tok_s / true - 1,
+        covered=bool(low <= true <= high),
+    )
 
 
-def _shape(given: int, made: int) -> Any:
-    from autotune.core.workload import Shape
-
-    return Shape(given, made)
-
-
-def _refused(predictor: Predictor, card: Card, configs: Sequence[Any]) -> set[Any]:
-    """What the product's gate refuses before any launch."""
-    from autotune.vllm.batch import verdicts
-
-    names = {name for config in configs[:1] for name in config.params()} | {"max_num_seqs"}
-    names |= {"gpu_memory_utilization", "cpu_offload_gb", "max_num_batched_tokens", "block_size"}
-    columns = {name: [getattr(config, name) for config in configs] for name in names}
-    refused = verdicts(predictor, columns, card.device()).refused
-    return {config for config, out in zip(configs, refused, strict=True) if out}
+def _run(
+    ground: Ground,
+    strategy: str,
+    tried: Sequence[LaunchConfig],
+    observed: Sequence[float | None],
+    refused: set[LaunchConfig],
+) -> Run:
+    truth = [ground.truth.true_tok_s(config) for config in tried]
+    admitted = [rate for config, rate in ground.rates.items() if config not in refused]
+    return Run(
+        landscape=ground.place.name,
+        strategy=strategy,
+        seed=ground.seed,
+        to_2pct=_first(truth, 0.98 * ground.best),
+        to_10pct=_first(truth, 0.90 * ground.best),
+        dead=sum(rate is None for rate in observed),
+        wrong_refusals=sum(ground.rates.get(config, 0.0) > 0 for config in refused),
+        regret={str(k): _regret(truth, observed, k, ground.best) for k in REGRET_AT},
+        launches=len(tried),
+        gate_loss=1 - max(admitted, default=0.0) / ground.best,
+    )
 
 
 def _first(truth: Sequence[float], least: float) -> int:
@@ -183,10 +174,10 @@ def _regret(truth: Sequence[float], observed: Sequence[float | None], k: int, be
 # -- tables ------------------------------------------------------------------------------------------
 
 
-def summary(runs: Sequence[Run], landscapes: Sequence[Landscape]) -> dict[str, Any]:
+def summary(runs: Sequence[Run], places: Sequence[Place]) -> dict[str, Any]:
     """The layout of `--json`."""
     result: dict[str, Any] = {"landscapes": {}}
-    for landscape in landscapes:
+    for landscape in places:
         mine = [r for r in runs if r.landscape == landscape.name]
         strategies = {}
         for name in dict.fromkeys(r.strategy for r in mine):
@@ -205,13 +196,15 @@ def summary(runs: Sequence[Run], landscapes: Sequence[Landscape]) -> dict[str, A
                 "runs": len(of),
             }
             if name == OURS:
-                errors = [r.reported_error for r in of if r.reported_error is not None]
+                errors = [abs(r.reported_error) for r in of if r.reported_error is not None]
                 strategies[name] |= {
                     "search_launches": median(r.launches for r in of),
+                    "all_launches": median(r.all_launches for r in of),
+                    "bias": float(np.mean([r.reported_error or 0.0 for r in of])),
                     "reported_error": {"median": median(errors) if errors else None},
                     "coverage": float(np.mean([bool(r.covered) for r in of])),
                     "final_regret": {"mean": float(np.mean([r.final_regret for r in of]))},
-                    "own_s_per_launch": max(r.own_s_per_proposal for r in of),
+                    "own_s_per_launch": max(r.own_s_per_launch for r in of),
                 }
         result["landscapes"][landscape.name] = {
             "misleading": landscape.misleading,
@@ -248,23 +241,67 @@ def print_table(result: dict[str, Any]) -> None:
                 )
 
 
+def print_markdown(result: dict[str, Any]) -> None:
+    """The README's table: launches to 2 %, median and nine in ten; never is more than all of them."""
+    names = list(dict.fromkeys(n for place in result["landscapes"].values() for n in place["strategies"]))
+    print("| landscape | " + " | ".join(names) + " |")
+    print("|---" * (len(names) + 1) + "|")
+    for name, place in result["landscapes"].items():
+        cells = []
+        for strategy in names:
+            found = place["strategies"].get(strategy)
+            cells.append(
+                "" if found is None else " (".join(map(_launches, found["launches_to_2pct"].values())) + ")"
+            )
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def _launches(count: float) -> str:
+    return "never" if count > LAUNCHES else f"{count:g}"
+
+
+def kept(path: Path | None) -> list[Run]:
+    """What an earlier call left in this file."""
+    if path is None or not path.exists():
+        return []
+    return [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds in place of {FULL_SEEDS}")
     parser.add_argument("--json", action="store_true", dest="as_json")
+    parser.add_argument("--markdown", action="store_true", help="the table of the README")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--landscape", action="append")
     parser.add_argument("--strategy", action="append")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--keep", type=Path, help="JSON lines of runs, written as they end; those in it are not run again"
+    )
     parser.add_argument("--jobs", type=int, default=-1)
     asked = parser.parse_args()
     seeds = asked.seeds or (QUICK_SEEDS if asked.quick else FULL_SEEDS)
-    chosen = [x for x in LANDSCAPES if not asked.landscape or x.name in asked.landscape]
+    chosen = [place for place in landscapes() if not asked.landscape or place.name in asked.landscape]
     strategies = asked.strategy or [OURS, *RIVALS]
-    work = [(x, s, seed) for x in chosen for s in strategies for seed in range(seeds)]
-    runs = joblib.Parallel(n_jobs=asked.jobs)(joblib.delayed(run)(*one) for one in work)
+    runs = kept(asked.keep)
+    known = {(run.landscape, run.strategy, run.seed) for run in runs}
+    work = []
+    for seed in range(asked.first_seed, asked.first_seed + seeds):
+        for place in chosen:
+            todo = [name for name in strategies if (place.name, name, seed) not in known]
+            work += [(place, todo, seed)] if todo else []
+    parallel = joblib.Parallel(n_jobs=asked.jobs, return_as="generator_unordered")
+    for found in parallel(joblib.delayed(runs_of)(*one) for one in work):
+        runs += found
+        if asked.keep:
+            with asked.keep.open("a") as file:
+                file.writelines(json.dumps(asdict(run)) + "\n" for run in found)
     result = summary(runs, chosen)
     if asked.as_json:
         print(json.dumps(result, indent=1))
+    elif asked.markdown:
+        print_markdown(result)
     else:
         print_table(result)
     return 0

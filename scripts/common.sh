@@ -1,4 +1,4 @@
-# Sourced by scripts/search and scripts/test: makes .venv, installs the project, finds or adds a vLLM.
+# Sourced by the other scripts: makes .venv, installs the project, finds or adds a vLLM.
 # Everything a step did is remembered by a stamp, so that a second call takes a second.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,6 +19,21 @@ base_python() {
   done
   say "autotune needs Python 3.10 to 3.13 with the venv module (Debian: apt-get install python3-venv)"
   exit 4
+}
+
+# copy_tree FOLDER: the files that git tracks or would track, as they lie here; all but the usual clutter
+# where this is no clone.
+copy_tree() {
+  mkdir -p "$1"
+  if git -C "$root" rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    # A file that was deleted is still listed.
+    (cd "$root" && git ls-files -z --cached --others --exclude-standard \
+      | while IFS= read -r -d '' name; do [ ! -e "$name" ] || printf '%s\0' "$name"; done \
+      | tar --create --null --files-from=- | tar --extract --directory "$1")
+  else
+    tar --create --directory "$root" --exclude ./.venv --exclude ./.git --exclude './runs/2*' . \
+      | tar --extract --directory "$1"
+  fi
 }
 
 # pip's warnings are kept in a file, and shown when it fails.

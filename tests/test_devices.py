@@ -149,7 +149,7 @@ def test_a_home_of_nobody_is_one_line() -> None:
 def test_a_typo_gets_the_closest_card() -> None:
     with pytest.raises(BadInput) as caught:
         device_named("RTX 4O90")
-    assert "did you mean 'NVIDIA GeForce RTX 4090'" in caught.value.hint
+    assert "did you mean '4090' (NVIDIA GeForce RTX 4090)?" in caught.value.hint
 
 
 def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:

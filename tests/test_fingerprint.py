@@ -191,3 +191,9 @@ def test_what_is_read_back_from_run_yaml_is_the_same(nvml: Nvml) -> None:
     again = yaml.safe_load(yaml.safe_dump(found))
     assert differences(found, again) == []
     assert incomparable(found, again) == []
+
+
+def test_a_number_of_hundreds_of_digits_from_a_run_folder_is_only_compared() -> None:
+    huge = {"memory_in_use_bytes": 10**400, "gpu_memory_bytes": 10**400, "host_memory_bytes": 10**400}
+    now = {"memory_in_use_bytes": 5 << 30, "gpu_memory_bytes": 8 << 30, "host_memory_bytes": 9 << 30}
+    assert {d.field for d in differences(huge, now)} == {"gpu_memory_bytes", "host_memory_bytes"}

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autotune"
 #: A room may import itself and the rooms below it.
 LEVELS = [
-    {"errors", "units", "yamlfile", "redact", "interrupts", "runfiles"},
+    {"errors", "units", "yamlfile", "redact", "interrupts", "runfiles", "nearby"},
     {"core"},
     {"vllm"},
     {
@@ -33,7 +33,7 @@ LEVELS = [
         "fingerprint",
     },
     {"search", "report", "doctor"},
-    {"cli"},
+    {"cli", "api", "results"},
 ]
 #: Within one level: these serve the engines and not the other way round.
 FORBIDDEN = {

@@ -4,9 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,12 +21,15 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload, no-any-return]
 
 
-@pytest.mark.parametrize("name", ["search", "test", "check", "common.sh"])
+NAMES = ["search", "test", "check", "docs", "check-wheel", "check-fresh"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "common.sh"])
 def test_every_script_parses(name: str) -> None:
     assert run(["bash", "-n", str(ROOT / "scripts" / name)]).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["scripts/search", "scripts/test", "scripts/check", ".ci/run"])
+@pytest.mark.parametrize("name", [*(f"scripts/{name}" for name in NAMES), ".ci/run"])
 def test_every_script_may_be_called(name: str) -> None:
     assert os.access(ROOT / name, os.X_OK)
 
@@ -93,20 +102,57 @@ def test_skipped_real_tests_are_said_and_fail_in_ci(ci: str, code: int) -> None:
     assert done.returncode == code
 
 
-def test_the_wheel_carries_the_search_spaces(tmp_path: Path) -> None:
+def test_the_tree_is_copied_as_it_lies_without_what_git_ignores(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "common.sh", root / "scripts")
+    names = [".gitignore", "kept", "changed", "gone", "odd \n name"]
+    for name in names:
+        (root / name).write_text("ignored\n")
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(root)]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        assert run([*git, *command]).returncode == 0
+    (root / "changed").write_text("another text")
+    (root / "gone").unlink()
+    (root / "new").write_text("")
+    (root / "ignored").write_text("")
+    done = run(["bash", "-c", f"source {root}/scripts/common.sh; copy_tree {tmp_path}/copy"])
+    assert done.returncode == 0, done.stderr
+    found = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert found == {".gitignore", "kept", "changed", "odd \n name", "new", "scripts"}
+    assert (tmp_path / "copy" / "changed").read_text() == "another text"
+
+
+def test_every_package_and_data_file_is_declared() -> None:
+    """setuptools takes what pyproject.toml lists: a new folder would be missing in the wheel."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {path.parent for path in (ROOT / "autotune").rglob("*.py")}
+    named = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert set(tools["packages"]) == named | {"autotune.search_spaces"}
+    for path in [*(ROOT / "autotune").rglob("*"), *(ROOT / "search_spaces").iterdir()]:
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            package = ".".join(path.relative_to(ROOT).parent.parts).replace(
+                "search_spaces", "autotune.search_spaces"
+            )
+            assert any(path.match(pattern) for pattern in tools["package-data"].get(package, [])), path
+
+
+def test_the_wheel_carries_all_of_it(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(
-        ROOT,
-        source,
-        ignore=shutil.ignore_patterns(".venv", ".git", "runs", "*.egg-info", "__pycache__", ".gpu"),
-    )
+    source.mkdir()
+    for name in ("autotune", "search_spaces"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     code = "import setuptools.build_meta as b, sys; print(b.build_wheel(sys.argv[1]))"
     done = run([sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], cwd=source)
     assert done.returncode == 0, done.stderr[-500:]
-    import zipfile
-
-    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    assert {f"autotune/search_spaces/{name}.yaml" for name in ("cpu", "small-card", "scan-seqs")} <= set(
-        names
-    )
-    assert "autotune/py.typed" in names
+    packed = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
+    files = {
+        str(path.relative_to(source)).replace("search_spaces/", "autotune/search_spaces/", 1)
+        for folder in ("autotune", "search_spaces")
+        for path in (source / folder).rglob("*")
+        if path.is_file()
+    }
+    assert files <= packed
+    assert any(name.endswith("licenses/LICENSE") for name in packed)

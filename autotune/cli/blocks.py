@@ -154,6 +154,12 @@ def _of_model(given: dict[str, Any]) -> BlockAnswer:
         )
     used = verdict.resolved.block_size
     workload = load_from(given, verdict.resolved.max_model_len, verdict.resolved.max_num_seqs)
+    if workload.longest_tokens > verdict.resolved.max_model_len:
+        raise BadInput(
+            f"the longest request has {workload.longest_tokens} tokens, more than max_model_len "
+            f"{verdict.resolved.max_model_len}",
+            hint="raise --max-model-len, or give shorter requests",
+        )
     rows = []
     for size in dict.fromkeys([used, *sizes]):
         # Which sizes this backend takes: gate 0 refuses the others by vLLM's own rule.
@@ -165,7 +171,11 @@ def _of_model(given: dict[str, Any]) -> BlockAnswer:
             continue
         seats = tried.resolved.max_num_seqs
         tokens = given["pool_tokens"] or int(tried.ledger.pool_tokens.best)
-        at = blocks.occupancy(tokens, size, workload, max_num_seqs=seats)
+        try:
+            at = blocks.occupancy(tokens, size, workload, max_num_seqs=seats)
+        except BadInput as error:
+            rows.append(BlockRow(size, None, why=error.message))
+            continue
         try:
             tok_s = speed.rank_tok_s(tried, workload)
         except BadInput:
@@ -221,10 +231,15 @@ def _of_server(given: dict[str, Any], talk: Console) -> BlockAnswer:
     tokens = seen.blocks * size
     for at_size in dict.fromkeys([size, *sizes]):
         # Up to a block that is not whole, the same memory.
-        at = blocks.occupancy(tokens, at_size, workload, max_num_seqs=seats or workload.concurrency)
+        try:
+            at = blocks.occupancy(tokens, at_size, workload, max_num_seqs=seats or workload.concurrency)
+        except BadInput as error:
+            rows.append(BlockRow(at_size, None, why=error.message))
+            continue
         rows.append(BlockRow(at_size, at))
     first = rows[0].at
-    assert first is not None
+    if first is None:
+        raise BadInput(rows[0].why or "the server has no KV pool")
     status = seen.observed.status(first, seats=seats)
     notes = [f"{seen.reads} reads of {given['url']} in {seen.seconds:.0f} s"]
     if seats is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ def experiment(given: dict[str, Any], words: tuple[str, ...], talk: Console) -> 
     engines = _Engines(given, loaded, rest)
     device = engines.of(sizes[0]).device()
     notes: list[str] = []
-    predictor = Predictor(loaded.spec, engines.version)
+    variables = {**os.environ, **parse_environment(given["vllm_env"])}
+    predictor = Predictor(loaded.spec, engines.version, environment=variables)
     config = _with_weak(LaunchConfig.from_params(options), given, device, predictor, engines, notes)
     workload = _load(given, scan.concurrency or 32, scan.shapes or (), config.max_model_len or 1024)
     on_cpu = device.kind.value == "cpu"
@@ -185,10 +187,17 @@ def _sizes(given: dict[str, Any], default: list[int]) -> list[int]:
 
 
 def _load(given: dict[str, Any], clients: int, shapes: tuple[Any, ...], longest: int) -> Workload:
-    """The load as given, else that of the shipped scan."""
+    """The load as given, else that of the shipped scan.
+
+    Raises:
+        BadInput: it has arrival times: residents are compared in a closed loop, whose clients are known.
+    """
     from autotune.cli.blocks import load_from
     from autotune.core.workload import Workload
 
     if any(given[name] is not None for name in ("workload_file", "input_len", "output_len")):
-        return load_from(given, longest, given["concurrency"] or clients)
+        load = load_from(given, longest, given["concurrency"] or clients)
+        if load.arrivals:
+            raise BadInput("--engine vllm compares block sizes in a closed loop: leave the arrival times out")
+        return load
     return Workload(given["concurrency"] or clients, tuple(shapes))

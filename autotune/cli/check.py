@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,11 +26,7 @@ if TYPE_CHECKING:
 # Everything heavier is imported inside the functions: `autotune check --help` needs none of it.
 
 
-@click.command(
-    "check",
-    # vLLM takes --max_model_len as well as --max-model-len.
-    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},
-)
+@click.command("check")
 @click.option("--model", "-m", required=True, help="Model folder, or hub id (metadata only, never weights).")
 @click.option(
     "--device",
@@ -61,7 +58,28 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON on stdout.")
 @vllm_options
 @click.argument("others", nargs=-1, type=click.UNPROCESSED, metavar="[-- OTHER VLLM OPTIONS]")
-def command(
+def command(*, as_json: bool, **options: Any) -> int:
+    """Say whether one vLLM configuration would start, where its memory goes, and what to change.
+
+    Nothing is launched. Any verdict is an answer and exits with 0.
+    """
+    from rich.console import Console
+
+    from autotune.report.ledger import check_json, print_check
+
+    talk = Console(stderr=True)
+    answer = checked(**options)
+    for note in answer.notes:
+        talk.print(note, highlight=False, markup=False, soft_wrap=True)
+    if as_json:
+        click.echo(json.dumps(check_json(answer), indent=1))
+    else:
+        print_check(_answer_console(), answer)
+    return 0
+
+
+def checked(
+    *,
     model: str,
     device_text: str,
     vllm_version: str | None,
@@ -70,25 +88,26 @@ def command(
     no_cache: bool,
     vllm_env: tuple[str, ...],
     trust_remote_code: bool,
-    as_json: bool,
     others: tuple[str, ...],
+    as_json: bool = False,
     **options: Any,
-) -> int:
-    """Say whether one vLLM configuration would start, where its memory goes, and what to change.
+) -> Checked:
+    """The question that the command's options ask, answered. Prints nothing.
 
-    Nothing is launched. Any verdict is an answer and exits with 0.
+    Args:
+        as_json: of no meaning here.
+        options: those of a load, and vLLM's, as typed.
+
+    Raises:
+        BadInput: anything wrong with the options, the files or the model.
+        EngineUnavailable: this machine's own device was asked about, and there is none.
     """
-    from rich.console import Console
-
     from autotune.core.launch import check_option
-    from autotune.report.ledger import check_json, print_check
 
-    talk = Console(stderr=True)
     load = LoadAsked.taken_from(options)
     given = {name: check_option(name, value) for name, value in options.items() if value is not None}
     passed = parse_passthrough(others, trusted=given, searching=False)
-    given = {**given, **passed.options}
-    checked = _check(
+    answer = _check(
         model,
         device_text,
         vllm_version,
@@ -97,17 +116,11 @@ def command(
         cached=not no_cache,
         environment={**os.environ, **parse_environment(vllm_env)},
         trust="--trust-remote-code" in passed.rest or trust_remote_code,
-        given=given,
+        given={**given, **passed.options},
         rest=[word for word in passed.rest if word.startswith("-") and word != "--trust-remote-code"],
         load=load,
     )
-    for note in checked.notes:
-        talk.print(note, highlight=False, markup=False, soft_wrap=True)
-    if as_json:
-        click.echo(json.dumps(check_json(checked), indent=1))
-    else:
-        print_check(_answer_console(), checked)
-    return 0
+    return replace(answer, notes=[*passed.doubts, *answer.notes])
 
 
 def _check(
@@ -131,6 +144,7 @@ def _check(
     from autotune.known import learn_from
     from autotune.models import load_model
     from autotune.report.ledger import Checked
+    from autotune.report.values import one_line
     from autotune.vllm.advice import advise
     from autotune.vllm.predict import Predictor
     from autotune.vllm.versions import heeded
@@ -151,7 +165,7 @@ def _check(
     if variables:
         notes.append(f"environment: {', '.join(f'{name}={value}' for name, value in variables.items())}")
     if rest:
-        notes.append(f"not looked at: {' '.join(rest)}")
+        notes.append(f"not looked at: {' '.join(map(one_line, rest))}")
     if config.max_model_len == AUTO_LENGTH:
         notes.append(_longest(predictor, config, device, learnt.calibration))
     verdict = predictor.verdict(config, device, learnt.calibration)

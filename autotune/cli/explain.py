@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ def command(
     from autotune.report.explanation import explain_json, print_explanation
 
     sources = list(_sources(logs))
-    adviser = _Adviser(model, device_text, vllm_version, trust=trust_remote_code)
+    adviser = Adviser(model, device_text, vllm_version, trust=trust_remote_code)
     answers = []
     console = _answer_console()
     for position, (name, path) in enumerate(sources):
@@ -106,14 +107,29 @@ def _sources(logs: Sequence[str]) -> Iterator[tuple[str, Path | None]]:
                 )
             yield from ((str(file), file) for file in files)
             continue
-        try:
-            with path.open("rb"):
-                pass
-        except OSError as error:
-            raise BadInput(f"cannot read {log}: {error.strerror}") from None
-        except ValueError:
-            raise BadInput(f"cannot read {log!r}: not a file name") from None
+        check_readable(path)
         yield log, path
+
+
+def check_readable(path: Path) -> None:
+    """Opens the file once, unless that would change it.
+
+    Raises:
+        BadInput: it cannot be read, or is a device, which may never end.
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISFIFO(mode) and os.access(path, os.R_OK):
+            return  # its writer would take the end of this look for the end of its reader
+        with path.open("rb") as file:
+            # A terminal ends with Ctrl-D and /dev/null at once; /dev/zero and a disk would be read for ever.
+            endless = stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not file.isatty())
+            if endless and not os.path.samefile(path, os.devnull):
+                raise BadInput(f"cannot read {path}: a device is no log")
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise BadInput(f"cannot read {str(path)!r}: not a file name") from None
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -134,7 +150,7 @@ def _files_of(folder: Path) -> list[Path]:
     return found
 
 
-class _Adviser:
+class Adviser:
     """Reads logs; with a model and a device it also asks the predictor."""
 
     def __init__(

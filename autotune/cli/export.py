@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from autotune.errors import BadInput
+
 # Everything heavier is imported inside the function: `autotune export --help` needs none of it.
 
 _FORMATS = ("yaml", "command", "docker", "compose", "kubernetes", "systemd", "json")
@@ -49,6 +51,9 @@ def command(
     from autotune.report.pastrun import find_run
     from autotune.report.textfile import write_text
 
+    if image is not None and (not image.isprintable() or not image or " " in image or image.startswith("-")):
+        # `docker run` would take what follows a dash for an option; no image's name has blanks.
+        raise BadInput(f"--image {image[:60]!r} is not of the form NAME:TAG")
     past = find_run(run, runs_dir)
     for problem in past.problems:
         click.echo(f"{past.path}: {problem}", err=True)

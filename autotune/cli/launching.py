@@ -81,7 +81,7 @@ def engine_of(
 
         recording = load_recording(asked.recording).for_model(asked.model)
         notes.append("replaying recorded launches: nothing is started")
-        return ReplayEngine(recording), recording.usage, False
+        return ReplayEngine(recording, seed=seed), recording.usage, False
     if asked.device_text is not None and asked.plan_only:
         return _paper(asked, asked.device_text, notes), "serve", False
     simulated = chosen(asked.engine_name, asked.device_text, asked.vllm_command)

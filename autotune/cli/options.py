@@ -45,10 +45,12 @@ class Passthrough:
     Attributes:
         options: those that change memory, so that the arithmetic must know them.
         rest: the others, passed on as they are.
+        doubts: lines for the person on what may be a slip; vLLM decides.
     """
 
     options: Mapping[str, Any]
     rest: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
 
 
 def vllm_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,6 +100,7 @@ def parse_passthrough(
     """
     options: dict[str, Any] = {}
     rest: list[str] = []
+    doubts: list[str] = []
     position = 0
     while position < len(words):
         word = words[position]
@@ -116,6 +119,7 @@ def parse_passthrough(
             if searching and flag.startswith("-") and dashed in _OURS and dashed not in _ALLOWED_OURS:
                 raise BadInput(f"{dashed} after --: {_OURS[dashed]}")
             rest.append(word)
+            doubts += _doubts(flag)
             continue
         if searching and name in SEARCHED:
             raise BadInput(
@@ -140,7 +144,22 @@ def parse_passthrough(
         if name in trusted and trusted[name] != options[name]:
             before = "by --set" if searching else "before --"
             raise BadInput(f"{name} is {trusted[name]} {before} and {options[name]} after --")
-    return Passthrough(options, tuple(rest))
+    return Passthrough(options, tuple(rest), tuple(doubts))
+
+
+def _doubts(flag: str) -> list[str]:
+    """What may be wrong with an option of vLLM that the arithmetic does not know."""
+    from autotune.vllm.optionnames import meant_by, near_option
+
+    if not flag.startswith("--") or flag == "--":
+        return []
+    near = near_option(flag)
+    if near is not None:
+        return [f"{flag} after --: no option of vLLM that is known here; did you mean {near}?"]
+    full = meant_by(flag)
+    if full is not None and full[2:].replace("-", "_") in OPTION_NAMES:
+        return [f"{flag} after --: vLLM reads it as {full}; written out, the arithmetic knows it, too"]
+    return []
 
 
 def parse_seconds(text: str | None, option: str) -> float | None:

@@ -12,12 +12,15 @@ import click
 
 from autotune.cli.scan_asked import Asked
 from autotune.cli.scan_question import Question, record_of, understand
+from autotune.cli.talk import say, talk_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
-    from autotune.cli.scan_view import ScanView
     from autotune.runs import RunFolder
+    from autotune.search.events import Listener
     from autotune.search.scan import Scanner
 
 # Everything heavier is imported inside the functions: `autotune scan --help` needs none of it.
@@ -69,6 +72,7 @@ if TYPE_CHECKING:
 @click.option("--vllm-env", multiple=True, metavar="K=V", help="Environment variable for vLLM.")
 @click.option("--gpu", "gpu_index", metavar="INDEX|UUID", help="The GPU to use.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@talk_options
 @click.option("--json", "as_json", is_flag=True, help="result.json on stdout.")
 @click.argument("vllm_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM OPTIONS]")
 def command(**options: Any) -> int:
@@ -90,7 +94,7 @@ def plan_answer(asked: Asked, question: Question) -> int:
 
     scanner = _scanner(asked, question, None, None)
     for text in question.notes:
-        click.echo(text, err=True)
+        say(text)
     result = scan_result(question.plan, scanner.state, question.engine)
     if asked.as_json:
         click.echo(json.dumps(result, indent=1))
@@ -103,10 +107,40 @@ def answer(asked: Asked, question: Question) -> int:
     """Scans, shows the talk on stderr, and leaves the table in a run folder and on stdout."""
     from rich.console import Console
 
-    from autotune.cli.holding import finish, ranks
     from autotune.cli.scan_view import ScanView
     from autotune.interrupts import interruptible
     from autotune.report.scan_table import print_scan
+
+    def show(result: dict[str, Any]) -> None:
+        view.close()
+        if asked.as_json:
+            click.echo(json.dumps(result, indent=1))
+        else:
+            print_scan(_answer_console(), result)
+            _print_ways_on(asked, result)
+
+    console, measured = Console(stderr=True), question.engine.measured
+    with ScanView(console, rounds=question.plan.repeat, measured=measured) as view, interruptible():
+        conduct(asked, question, view, show)
+    return 0
+
+
+def conduct(
+    asked: Asked, question: Question, view: Listener, show: Callable[[dict[str, Any]], None] = lambda _: None
+) -> dict[str, Any]:
+    """Makes the launches and keeps them in a run folder; prints nothing, `view` is told what happens.
+
+    Args:
+        show: given result.json, also when the scan was interrupted or its engine does not work.
+
+    Returns:
+        result.json.
+
+    Raises:
+        EngineUnavailable: the engine does not work.
+        KeyboardInterrupt: passed on, after what was measured is kept and shown.
+    """
+    from autotune.cli.holding import finish, ranks
     from autotune.runs import RunFolder
     from autotune.search.scan_result import scan_result
 
@@ -115,11 +149,8 @@ def answer(asked: Asked, question: Question) -> int:
     if folder is None:
         label = f"{loaded.name.rstrip('/').rsplit('/', 1)[-1]}-{question.scan.name}"
         folder = RunFolder.create(asked.runs_dir, label)
-    console, measured = Console(stderr=True), question.engine.measured
     with (
         folder.hold(),
-        ScanView(console, rounds=question.plan.repeat, measured=measured) as view,
-        interruptible(),
         question.engine.hold(view.note, devices=ranks(*(run.config.params() for run in question.plan.runs))),
     ):
         scanner = _scanner(asked, question, folder, view)
@@ -127,7 +158,7 @@ def answer(asked: Asked, question: Question) -> int:
             view.note(text)
         if not question.stored:
             folder.write_run(record_of(asked, question, scanner.state.workload, scanner.state.first))
-        view.plan(scanner.state.now, launch_refused=question.plan.launch_refused)
+        view.planned(scanner.state.now, launch_refused=question.plan.launch_refused)
         try:
             scanner.run()
         finally:
@@ -137,13 +168,8 @@ def answer(asked: Asked, question: Question) -> int:
             result["run"] = str(folder.path)
             folder.write_result(result)
             finish(folder, question.engine, view.note)
-            view.close()
-            if asked.as_json:
-                click.echo(json.dumps(result, indent=1))
-            else:
-                print_scan(_answer_console(), result)
-                _print_ways_on(asked, result)
-    return 0
+            show(result)
+    return result
 
 
 def _print_ways_on(asked: Asked, result: dict[str, Any]) -> None:
@@ -167,7 +193,7 @@ def _resume_command(asked: Asked, run: str) -> str:
     return shlex.join(["autotune", *words])
 
 
-def _scanner(asked: Asked, question: Question, folder: RunFolder | None, view: ScanView | None) -> Scanner:
+def _scanner(asked: Asked, question: Question, folder: RunFolder | None, view: Listener | None) -> Scanner:
     from autotune.known import learn_from
     from autotune.search.scan import Scanner
     from autotune.search.scan_stored import check_records

@@ -93,7 +93,7 @@ def understand(asked: Asked) -> Question:
         check_run(stored, str(folder.path / "run.yaml"))
     loaded = load_model(asked.model, trust_remote_code="--trust-remote-code" in rest)
     target_len, clients, shapes = _load_of(asked, scan, runs, loaded.spec.max_length)
-    notes = [f"model: {doubt}" for doubt in loaded.spec.doubts]
+    notes = [*passed.doubts, *(f"model: {doubt}" for doubt in loaded.spec.doubts)]
     engine, usage, dummy = engine_of(asked, loaded, rest, environment, start_timeout_s, notes)
     device = engine.device()
     reserve_bytes = reserve_mib(asked, engine, device) * MIB

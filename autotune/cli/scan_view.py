@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,35 +25,31 @@ class ScanView(SearchView):
         super().__enter__()
         return self
 
-    def close(self) -> None:
-        """Takes the moving line away; the table follows on stdout."""
-        self.__exit__()
-
-    def plan(self, predictions: Mapping[str, Mapping[str, Any]], *, launch_refused: bool) -> None:
+    def planned(self, predictions: Mapping[str, Mapping[str, Any]], *, launch_refused: bool) -> None:
         """One line: how many launches arithmetic lets through, and which it refuses."""
         refused = [name for name, said in predictions.items() if said["refused_by"]]
+        self.judged(Counter(str(predictions[name]["refused_by"]) for name in refused), len(predictions))
         text = f"{len(predictions)} configurations"
         if refused:
             what = "launched all the same" if launch_refused else "not launched"
             text += f", refused by arithmetic and {what}: {', '.join(refused)}"
         self.note(text)
 
-    def refused(self, trial: Trial) -> None:
-        self.note(f"{self._name(trial)}: not launched: {trial.reason}")
+    def say_refused(self, trial: Trial) -> None:
+        self._print(f"{self._name(trial)}: not launched: {trial.reason}")
 
     def label(self, trial: Trial) -> str:
         return self._name(trial)
 
-    def finished(self, trial: Trial) -> None:
-        self._durations_s.append(trial.seconds)
+    def say_finished(self, trial: Trial) -> None:
         if trial.reason == INTERRUPTED:
-            self.note("  interrupted")
+            self._print("  interrupted")
             return
         rate, pool = trial.tok_s, trial.facts.kv_pool_bytes
         parts = [f"{rate:.2f} tok/s{self._predicted}" if rate is not None else trial.outcome.value]
         parts += [f"KV pool {gib_text(pool)}"] if pool is not None else []
         parts += [f"{trial.seconds:.0f} s"]
-        self.note(f"  {', '.join(parts)}{': ' + trial.reason if trial.reason else ''}")
+        self._print(f"  {', '.join(parts)}{': ' + trial.reason if trial.reason else ''}")
 
     def _name(self, trial: Trial) -> str:
         if not isinstance(trial, ScanTrial):

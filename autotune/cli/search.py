@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,23 +13,26 @@ import click
 from autotune.cli.options import finite
 from autotune.cli.search_asked import Asked
 from autotune.cli.search_question import Question, record_of, understand
+from autotune.cli.search_resume import earlier_of, filled, kept, resume_command
+from autotune.cli.talk import say, talk_options
 from autotune.errors import EngineUnavailable, Unreachable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.cli.view import SearchView
+    from autotune.known import Learnt
+    from autotune.runs import RunFolder
+    from autotune.search.events import Listener
     from autotune.search.state import SearchState
 
 # Everything heavier is imported inside the functions: `autotune search --help` needs none of it.
 
 
 @click.command("search", context_settings={"ignore_unknown_options": False})
-@click.option("--model", "-m", required=True, help="Model folder, or hub id.")
+@click.option("--model", "-m", help="Model folder, or hub id.  [required]")
 @click.option(
     "--target-len",
     "-t",
-    required=True,
     type=click.IntRange(2),
     help="Tokens one request must be able to take.",
 )
@@ -101,19 +105,39 @@ if TYPE_CHECKING:
 )
 @click.option("--no-cache", is_flag=True, help="Neither use nor keep launches seen by other commands.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@click.option("--resume", metavar="RUN", help="Go on with an earlier search: its folder or its name.")
+@talk_options
 @click.option("--json", "as_json", is_flag=True, help="result.json on stdout.")
 @click.argument("vllm_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM OPTIONS]")
-def command(**options: Any) -> int:
+@click.pass_context
+def command(context: click.Context, /, **_options: Any) -> int:
     """Find the fastest vLLM launch configuration for one model on one device.
 
     The answer goes to stdout, the talk to stderr. Exit code 3 means that no configuration reaches the
-    target length; 130 that you interrupted it (what was measured is kept).
+    target length; 130 that you interrupted it (what was measured is kept, and --resume goes on with it).
     """
-    asked = Asked(**options)
+    asked = asked_of(context)
     question = understand(asked)
     if asked.plan_only:
         return plan_answer(asked, question)
     return answer(asked, question)
+
+
+def asked_of(context: click.Context) -> Asked:
+    """The options as typed; with `--resume`, those that were not typed as they were then.
+
+    Raises:
+        click.MissingParameter: no model or no target length.
+        BadInput: there is no such run.
+    """
+    options = dict(context.params)
+    if options["resume"] is not None:
+        typed = click.core.ParameterSource.COMMANDLINE
+        options = filled(options, lambda name: context.get_parameter_source(name) is typed)
+    for parameter in context.command.params:
+        if parameter.name in ("model", "target_len") and options[parameter.name] is None:
+            raise click.MissingParameter(ctx=context, param=parameter)
+    return Asked(**options)
 
 
 def plan_answer(asked: Asked, question: Question) -> int:
@@ -128,7 +152,7 @@ def plan_answer(asked: Asked, question: Question) -> int:
     learnt = learn_from(predictor, question.device, asked.observations, version=version, cached=cached)
     plan = plan_of(engine, predictor, question.space, question.goal, learnt.calibration)
     for text in (*question.notes, *learnt.notes, *plan["notes"]):
-        click.echo(text, err=True)
+        say(text)
     if asked.as_json:
         click.echo(json.dumps(plan, indent=1))
     else:
@@ -139,59 +163,89 @@ def plan_answer(asked: Asked, question: Question) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Conducted:
+    """A search that was made: its folder, result.json, and why nothing reaches the target, if so."""
+
+    folder: RunFolder
+    result: dict[str, Any]
+    unreachable: Unreachable | None = None
+
+
 def answer(asked: Asked, question: Question) -> int:
     """Searches, shows the talk on stderr, and leaves the answer in a run folder and on stdout."""
     from rich.console import Console
 
-    from autotune.cli.holding import finish, ranks
     from autotune.cli.view import SearchView
     from autotune.interrupts import interruptible
-    from autotune.known import learn_from
-    from autotune.report.answer import write_answer
     from autotune.report.summary import print_summary
+
+    engine = question.engine
+    with (
+        SearchView(Console(stderr=True), question.goal.budget_s, measured=engine.measured) as view,
+        interruptible(),
+    ):
+        done = conduct(asked, question, view)
+        view.close()
+        if asked.as_json:
+            click.echo(json.dumps(done.result, indent=1))
+        if done.unreachable is not None:
+            raise done.unreachable
+    if not asked.as_json:
+        print_summary(_answer_console(), done.result, f"run folder: {done.folder.path}")
+    return 0
+
+
+def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
+    """Makes the search and keeps it in a run folder; prints nothing, `view` is told what happens.
+
+    Raises:
+        EngineUnavailable: the engine does not work. What was measured is kept.
+        KeyboardInterrupt: passed on, after the same.
+    """
+    from autotune.cli.holding import finish, ranks
+    from autotune.report.answer import write_answer
     from autotune.runs import RunFolder
     from autotune.search.result import result_of, unreachable_result
+    from autotune.search.resume_stored import baseline_of
     from autotune.search.tuner import Tuner
 
-    console = Console(stderr=True)
     loaded, engine, predictor = question.loaded, question.engine, question.predictor
-    folder = RunFolder.create(asked.runs_dir, loaded.name.rstrip("/").rsplit("/", 1)[-1])
-    if question.dummy and not loaded.has_tokenizer:
-        _give_tokenizer(question, folder.path)
-    version = engine.version()
-    # A replay's launches are a file already.
-    cached = not asked.no_cache and engine.name == "vllm"
-    learnt = learn_from(predictor, question.device, asked.observations, version=version, cached=cached)
-    with (
-        SearchView(console, question.goal.budget_s, measured=engine.measured) as view,
-        interruptible(),
-        engine.hold(view.note, devices=ranks({**question.space.fixed, **question.goal.fixed})),
-    ):
+    goal, space, stored = question.goal, question.space, question.stored
+    folder = question.folder or RunFolder.create(asked.runs_dir, loaded.name.rstrip("/").rsplit("/", 1)[-1])
+    with folder.hold(), engine.hold(view.note, devices=ranks({**space.fixed, **goal.fixed})):
+        if question.dummy and not loaded.has_tokenizer:
+            give_tokenizer(question, folder.path)
+        learnt = _learnt(asked, question, folder)
         for text in (*question.notes, *learnt.notes):
             view.note(text)
         tuner = Tuner(
             engine,
             predictor,
-            question.space,
-            question.goal,
+            space,
+            goal,
             folder,
             listener=view,
             storage=asked.storage,
             calibration=learnt.calibration,
+            baseline=baseline_of(stored) if stored else None,
+            earlier=earlier_of(folder, stored, asked, view.note) if stored else None,
         )
         state = tuner.state
         for text in state.notes:
             view.note(text)
-        folder.write_run(record_of(asked, question, state))
+        if stored:
+            limits = {"max_launches": goal.max_launches, "budget_s": goal.budget_s}
+            folder.update_run(**limits, asked=kept(asked))
+        else:
+            folder.write_run({**record_of(asked, question, state), "known": len(learnt.launches)})
         try:
             tuner.run()
         except Unreachable as error:
             result = unreachable_result(state, engine, error)
             folder.write_result(result)
             finish(folder, engine, view.note)
-            if asked.as_json:
-                click.echo(json.dumps(result, indent=1))
-            raise
+            return Conducted(folder, result, error)
         except BaseException as error:
             # Interrupted, or the engine does not work: what was measured is kept all the same.
             try:
@@ -199,30 +253,53 @@ def answer(asked: Asked, question: Question) -> int:
                 finish(folder, engine, view.note)
             except EngineUnavailable as unwritten:
                 view.note(str(unwritten))
-            if isinstance(error, KeyboardInterrupt):
-                view.note(f"interrupted; what was measured is in {folder.path}")
+            what = "interrupted; what" if isinstance(error, KeyboardInterrupt) else "what"
+            view.note(f"{what} was measured is in {folder.path}; to go on:")
+            view.note(f"  {resume_command(asked, folder.path)}")
             raise
         finally:
             # Options that the arithmetic does not know may move memory: such launches teach no other command.
-            if cached and not question.rest and not question.environment:
-                _remember(question, state, view, version)
+            if _caches(asked, question) and not question.rest and not question.environment:
+                remember_launches(question, state, view)
         result = result_of(state, engine, write_answer(folder, engine, state))
+        result["doubts"] = [*result["doubts"], *question.changed]
         folder.write_result(result)
         finish(folder, engine, view.note)
-    if asked.as_json:
-        click.echo(json.dumps(result, indent=1))
-    else:
-        print_summary(_answer_console(), result, f"run folder: {folder.path}")
-    return 0
+        if state.out_of_time:
+            view.note("the time budget ended the search; to go on:")
+            view.note(f"  {resume_command(asked, folder.path, budget_s=goal.budget_s)}")
+    return Conducted(folder, result)
 
 
-def _remember(question: Question, state: SearchState, view: SearchView, version: str) -> None:
-    """What each launch said, for the next search or check on this device."""
+def _caches(asked: Asked, question: Question) -> bool:
+    # A replay's launches are a file already.
+    return not asked.no_cache and question.engine.name == "vllm"
+
+
+def _learnt(asked: Asked, question: Question, folder: RunFolder) -> Learnt:
+    """What launches seen before teach; a search that goes on knows what it knew when it began."""
+    from autotune.known import learn_from
+    from autotune.observations import observations_text
+
+    version, cached, files = question.engine.version(), _caches(asked, question), list(asked.observations)
+    if question.stored:
+        known = bool(question.stored.get("known"))
+        cached, files = False, [str(folder.known)] if known and folder.known.is_file() else []
+    learnt = learn_from(question.predictor, question.device, files, version=version, cached=cached)
+    if learnt.launches and not question.stored:
+        folder.write_known(observations_text(learnt.launches, usage=question.usage))
+    return learnt
+
+
+def remember_launches(question: Question, state: SearchState, view: Listener) -> None:
+    """What each launch of this call said, for the next search or check on this device."""
     from autotune.known import remember
     from autotune.search.seen import launches_seen
 
+    version = question.engine.version()
+    made = [trial for trial in state.trials if not trial.restored]
     problem = remember(
-        launches_seen(state.trials, question.device, question.loaded.name, version),
+        launches_seen(made, question.device, question.loaded.name, version),
         question.device,
         question.loaded.spec,
         version,
@@ -232,14 +309,17 @@ def _remember(question: Question, state: SearchState, view: SearchView, version:
         view.note(problem)
 
 
-def _give_tokenizer(question: Question, run: Path) -> None:
+def give_tokenizer(question: Question, run: Path) -> None:
     """A byte-level tokenizer in the run folder, so that launch.sh finds it later too."""
     from autotune.engines.server import ServerEngine
-    from autotune.engines.tokenizer import tokenizer_folder
+    from autotune.engines.tokenizer import tokenizer_folder, write_byte_tokenizer
 
     if isinstance(question.engine, ServerEngine):
-        spec = question.loaded.spec
-        made = tokenizer_folder(run, vocab_size=spec.vocab, max_length=spec.max_length)
+        spec, made = question.loaded.spec, run / "tokenizer"
+        if made.is_dir():  # of an earlier call; written again, since nobody knows who was there meanwhile
+            write_byte_tokenizer(made, vocab_size=spec.vocab, max_length=spec.max_length or 1 << 20)
+        else:
+            tokenizer_folder(run, vocab_size=spec.vocab, max_length=spec.max_length)
         question.engine.use_tokenizer(made.resolve())
 
 

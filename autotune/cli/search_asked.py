@@ -42,3 +42,4 @@ class Asked:
     runs_dir: Path
     as_json: bool
     vllm_options: tuple[str, ...]
+    resume: str | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.launching import check_engine, emulated_dtype, engine_of
@@ -15,12 +17,14 @@ from autotune.cli.options import (
     parse_workload,
 )
 from autotune.cli.search_asked import Asked
+from autotune.cli.search_resume import check_same, kept, reopened
 from autotune.errors import BadInput
 
 if TYPE_CHECKING:
     from autotune.core.device import Device
     from autotune.engines.base import Engine
     from autotune.models import LoadedModel
+    from autotune.runs import RunFolder
     from autotune.search.goal import Goal
     from autotune.search.state import SearchState
     from autotune.spaces import Space
@@ -52,10 +56,19 @@ class Question:
     environment: dict[str, str]
     #: What a person should know before the first launch.
     notes: list[str]
+    #: Of a search that goes on: its folder and its run.yaml.
+    folder: RunFolder | None = None
+    stored: dict[str, Any] = field(default_factory=dict)
+    #: What is another machine than when it began, one line each.
+    changed: list[str] = field(default_factory=list)
 
 
-def understand(asked: Asked) -> Question:
+def understand(asked: Asked, *, past: Mapping[str, Any] | None = None) -> Question:
     """The question behind the options; the cheap checks first, and nothing is started before all passed.
+
+    Args:
+        past: run.yaml of an earlier run whose load, space and options hold where none are given, as with
+            `--resume`; checked before.
 
     Raises:
         BadInput: anything wrong with the options, the files or the model.
@@ -65,13 +78,19 @@ def understand(asked: Asked) -> Question:
     from autotune.engines.base import MeasurePlan
     from autotune.models import load_model
     from autotune.search.goal import Goal
+    from autotune.search.resume_stored import space_of, workload_of
     from autotune.spaces import Space, contradiction, load_space, parse_settings, space_for
     from autotune.units import MIB
     from autotune.vllm.predict import Predictor
 
+    if "--resume" in asked.vllm_options:
+        raise BadInput("--resume must come before --: what follows -- goes to vLLM")
+    if asked.resume is not None and asked.plan_only:
+        raise BadInput("--plan starts nothing, so there is nothing to resume")
     fixed = parse_settings(asked.settings)
     passed = parse_passthrough(asked.vllm_options, trusted=fixed)
-    fixed = {**passed.options, **fixed}
+    folder, stored = reopened(asked.resume, asked.runs_dir) if asked.resume else (None, dict(past or {}))
+    fixed = {**stored.get("fixed", {}), **passed.options, **fixed}
     check_storage(asked.storage)
     budget_s = parse_seconds(asked.budget, "--budget")
     start_timeout_s = parse_seconds(asked.start_timeout, "--start-timeout")
@@ -83,6 +102,11 @@ def understand(asked: Asked) -> Question:
         asked.workload_file, asked.concurrency, asked.input_len, asked.output_len, asked.target_len
     )
     space = _named_space(asked, fixed)
+    if stored:
+        # What is not given again is as it was, whatever this moment's memory would make of it.
+        load = workload_of(stored)
+        clients, shapes = clients or load.concurrency, shapes or load.shapes
+        space = space or space_of(stored)
     check_engine(asked)
     loaded = load_model(asked.model, trust_remote_code="--trust-remote-code" in passed.rest)
     longest = loaded.spec.max_length
@@ -91,15 +115,15 @@ def understand(asked: Asked) -> Question:
             f"--target-len {asked.target_len} is longer than the model allows ({longest} tokens)",
             hint=f"use --target-len {longest} or less",
         )
-    notes = [f"model: {doubt}" for doubt in loaded.spec.doubts]
+    notes = [*passed.doubts, *(f"model: {doubt}" for doubt in loaded.spec.doubts)]
     engine, usage, dummy = engine_of(
         asked, loaded, passed.rest, environment, start_timeout_s, notes, seed=asked.seed
     )
     replays = engine.candidates() is not None
-    if (asked.max_ttft_ms or asked.max_tpot_ms) and engine.name != "vllm" and not asked.plan_only:
-        raise BadInput(
-            "--max-ttft-ms and --max-tpot-ms need real launches: latencies are measured, not predicted"
-        )
+    if (asked.max_ttft_ms or asked.max_tpot_ms) and replays and not asked.plan_only:
+        raise BadInput("--max-ttft-ms and --max-tpot-ms: a recording holds no latencies")
+    if (asked.max_ttft_ms or asked.max_tpot_ms) and not engine.measured:
+        notes.append("the limits are held against predicted latencies, not measured ones")
     if replays:
         space = space or Space("recording", {})
     device = engine.device()
@@ -143,7 +167,7 @@ def understand(asked: Asked) -> Question:
     if predictor.environment:
         heeded = ", ".join(f"{name}={value}" for name, value in predictor.environment.items())
         notes.append(f"environment: {heeded}")
-    return Question(
+    question = Question(
         loaded=loaded,
         engine=engine,
         device=device,
@@ -155,7 +179,13 @@ def understand(asked: Asked) -> Question:
         rest=passed.rest,
         environment=environment,
         notes=notes,
+        folder=folder,
+        stored=stored if folder is not None else {},
     )
+    if folder is not None:
+        question.changed.extend(check_same(folder, stored, record_of(asked, question)))
+        notes += question.changed
+    return question
 
 
 def _named_space(asked: Asked, fixed: dict[str, Any]) -> Space | None:
@@ -178,14 +208,20 @@ def _named_space(asked: Asked, fixed: dict[str, Any]) -> Space | None:
     return space
 
 
-def record_of(asked: Asked, question: Question, state: SearchState) -> dict[str, Any]:
-    """run.yaml."""
+def record_of(asked: Asked, question: Question, state: SearchState | None = None) -> dict[str, Any]:
+    """run.yaml; without a `state` what is known before the search is set up."""
     from autotune import __version__
+    from autotune.redact import clean_words
 
-    device, goal, space = question.device, question.goal, question.space
-    return {
+    device, goal, space, loaded = question.device, question.goal, question.space, question.loaded
+    workload = state.workload if state is not None else goal.workload(1)
+    limits = {"max_ttft_ms": goal.max_ttft_ms, "max_tpot_ms": goal.max_tpot_ms}
+    record: dict[str, Any] = {
+        "kind": "search",
         "autotune_version": __version__,
-        "model": question.loaded.name,
+        "model": str(loaded.path.resolve()) if loaded.path is not None else loaded.name,
+        # Without the name: one folder may be given by two paths.
+        "model_key": loaded.spec.key.partition("|")[2],
         "target_len": goal.target_len,
         "engine": question.engine.name,
         "vllm_version": question.engine.version(),
@@ -201,12 +237,13 @@ def record_of(asked: Asked, question: Question, state: SearchState) -> dict[str,
         "max_launches": goal.max_launches,
         "budget_s": goal.budget_s,
         "patience": goal.patience,
-        "limits": state.limits(),
+        "limits": {name: most for name, most in limits.items() if most is not None},
+        "measure_s": goal.plan.limit_s,
         "seed": goal.seed,
-        "workload": state.workload.as_dict(),
+        "workload": workload.as_dict(),
         "fixed": dict(goal.fixed),
         "notes": list(question.notes),
-        "vllm_options": list(question.rest),
+        "vllm_options": clean_words(question.rest),
         # Names only: values may be secrets.
         "vllm_env": sorted(question.environment),
         "space": {
@@ -215,4 +252,14 @@ def record_of(asked: Asked, question: Question, state: SearchState) -> dict[str,
             "fixed": dict(space.fixed),
         },
         "fingerprint": dict(question.engine.fingerprint()),
+        "asked": kept(asked),
     }
+    if asked.recording is not None:
+        record["recording_sha256"] = hashlib.sha256(asked.recording.read_bytes()).hexdigest()[:16]
+    if state is not None:
+        baseline = state.baseline
+        record["baseline"] = {
+            "params": baseline.config.params() if baseline.config is not None else None,
+            "capped_gpu_memory_utilization": baseline.capped_gmu,
+        }
+    return record

@@ -13,6 +13,8 @@ import click
 from autotune.cli.options import finite, vllm_options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from autotune.core.scheduler import Limits, StepTime
     from autotune.core.workload import Workload
     from autotune.report.simulate import Simulated
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 #: S3's mix, where nothing else is said: mostly short requests, a long tail, some of it very long.
 _MIX_INPUT, _MIX_OUTPUT = "lognormal:300:0.8:2000", "lognormal:150:0.8:1000"
 _MIX_CLIENTS, _MIX_REQUESTS = 128, 600
+#: Of a longer trace only its beginning, unless --requests asks for more: ten policies take half a minute.
+_TRACE_REQUESTS = 10_000
+#: An hour a step: what is longer is a slip, and times of times would leave the range of numbers.
+_LONGEST_MS = 3.6e6
 #: Of a plain pool: what copying one token's KV takes when compaction moves it. 36 KiB (S1's model) read and
 #: written at 0.8 of 192 GB/s (S1's card).
 _PLAIN_MOVE_S = 2 * 36 * 1024 / (0.8 * 192e9)
@@ -38,17 +44,18 @@ _PLAIN_MOVE_S = 2 * 36 * 1024 / (0.8 * 192e9)
     "--blocks", type=click.IntRange(2, 1 << 30), help="Instead of --model: a pool of so many blocks."
 )
 @click.option(
-    "--step-ms", type=click.FloatRange(0, min_open=True), callback=finite, help="With --blocks. [20]"
+    "--step-ms", type=click.FloatRange(1e-6, _LONGEST_MS), callback=finite, help="With --blocks. [20]"
 )
 @click.option(
-    "--prefill-us", type=click.FloatRange(0), callback=finite, help="With --blocks: per prompt token. [20]"
-)
+    "--prefill-us", type=click.FloatRange(0, _LONGEST_MS), callback=finite,
+    help="With --blocks: per prompt token. [20]",
+)  # fmt: skip
 @click.option("--workload", "workload_file", type=click.Path(path_type=Path), help="YAML, or a JSONL trace.")
 @click.option("--concurrency", type=click.IntRange(1, 4096), help="Clients that ask again when answered.")
 @click.option("--input-len", metavar="LEN", help="512, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA[:MOST].")
 @click.option("--output-len", metavar="LEN", help="The same forms.")
 @click.option("--requests", type=click.IntRange(1, 100_000), help="How many in all.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), callback=finite, help="Arrivals a second.")
+@click.option("--rate", type=click.FloatRange(1e-6, 1e6), callback=finite, help="Arrivals a second.")
 @click.option("--tenants", type=click.IntRange(0, 100), default=0, help="Who send unequally much.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Repeat for several. Default: all.")
 @click.option(
@@ -60,9 +67,13 @@ _PLAIN_MOVE_S = 2 * 36 * 1024 / (0.8 * 192e9)
 )
 @click.option("--watermark", type=click.FloatRange(0, 1, max_open=True), default=0.0, callback=finite)
 @click.option("--seed", type=click.IntRange(0, 1 << 31), default=0, show_default=True)
+@click.option(
+    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg",
+    help="Draw throughput and latency per policy, and the use of the pool over time.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON on stdout.")
 @vllm_options
-def command(as_json: bool, **given: Any) -> int:
+def command(as_json: bool, plot: Path | None, **given: Any) -> int:
     """Simulate a KV pool and batching policies side by side on one workload.
 
     Nothing is launched: every figure is predicted. Either --model with --device (vLLM's own options then
@@ -70,12 +81,18 @@ def command(as_json: bool, **given: Any) -> int:
     """
     from rich.console import Console
 
+    from autotune.errors import BadInput
     from autotune.report.simulate import print_simulated, simulated_json
 
-    made = _simulated(given)
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise BadInput(f"--plot {plot}: writes SVG, so the name must end in .svg")
     talk = Console(stderr=True)
+    made = _simulated(given, talk)
     for note in made.notes:
         talk.print(note, highlight=False, markup=False, soft_wrap=True)
+    if plot is not None:
+        _draw(made, plot)
+        talk.print(f"drawn: {plot}", highlight=False, markup=False, soft_wrap=True)
     if as_json:
         click.echo(json.dumps(simulated_json(made), indent=1))
     else:
@@ -95,10 +112,20 @@ class _Setting:
     notes: tuple[str, ...] = ()
 
 
-def _simulated(given: dict[str, Any]) -> Simulated:
+def _draw(made: Simulated, plot: Path) -> None:
+    from autotune.core.scheduler.history import reserved_use
+    from autotune.report.plots.policies import policies_figure
+    from autotune.report.textfile import write_text
+
+    full_use = reserved_use(made.workload.first(made.reports[0].requests))
+    write_text(plot, policies_figure(made.reports, made.uses, full_use=full_use, seconds=made.step))
+
+
+def _simulated(given: dict[str, Any], talk: Console) -> Simulated:
     from autotune.core.launch import OPTION_NAMES, check_option
     from autotune.core.roofline import StepModel
     from autotune.core.scheduler import POLICIES, Loop, Reserve, policy_named
+    from autotune.core.scheduler.history import use_of
     from autotune.core.throughput import schedule_of
     from autotune.errors import BadInput
     from autotune.report.simulate import Simulated
@@ -112,16 +139,24 @@ def _simulated(given: dict[str, Any]) -> Simulated:
     workload = _workload(given, setting.limits)
     requests = workload.first(given["requests"] or _default_requests(workload))
     clients = None if workload.arrivals else workload.concurrency
-    reports, notes = [], list(setting.notes)
-    for policy in chosen:
-        try:
-            loop = Loop(setting.limits, policy, requests, setting.step_time, clients=clients)
-        except BadInput as error:
-            notes.append(f"{policy.name} left out: {error.message}")
-            continue
-        reports.append(loop.run())
+    reports, uses, notes, refused = [], {}, list(setting.notes), []
+    if given["requests"] is None and len(requests) < len(workload.shapes):
+        notes.append(
+            f"the first {len(requests)} of {len(workload.shapes)} requests: --requests says how many"
+        )
+    with talk.status("simulating") as line:
+        for policy in chosen:
+            try:
+                loop = Loop(setting.limits, policy, requests, setting.step_time, clients=clients)
+            except BadInput as error:
+                refused.append(error.message)
+                notes.append(f"{policy.name} left out: {error.message}")
+                continue
+            line.update(f"simulating {policy.name}: {len(requests)} requests")
+            reports.append(loop.run())
+            uses[policy.name] = use_of(loop)
     if not reports:
-        raise BadInput(notes[-1], hint="a larger pool, or shorter requests")
+        raise BadInput(refused[0], hint="a larger pool, or shorter requests")
     bottleneck = None
     if isinstance(setting.step_time, StepModel) and not workload.arrivals:
         shares = schedule_of(setting.limits, workload).shares(setting.step_time)
@@ -137,6 +172,7 @@ def _simulated(given: dict[str, Any]) -> Simulated:
         device=setting.device,
         bottleneck=bottleneck,
         notes=tuple(notes),
+        uses=uses,
     )
 
 
@@ -241,5 +277,5 @@ def _workload(given: dict[str, Any], limits: Limits) -> Workload:
 
 
 def _default_requests(workload: Workload) -> int:
-    """Four waves of a closed loop, or the whole trace."""
-    return len(workload.shapes) if workload.ordered else 4 * workload.concurrency
+    """Four waves of a closed loop, or the whole trace if it is not very long."""
+    return min(len(workload.shapes), _TRACE_REQUESTS) if workload.ordered else 4 * workload.concurrency

@@ -194,7 +194,7 @@ class Calibration:
         for key in {(o.model_key, o.mode) for o in self.observations}:
             same = [o for o in self.observations if (o.model_key, o.mode) == key]
             scale = _scale(same)
-            found[key] = (scale, {o.place: limited(o.told, scale) for o in same})
+            found[key] = (scale, {o.place: limited(o.told, scale, peak_high=o.peak_high) for o in same})
         return found
 
     @cached_property
@@ -246,7 +246,7 @@ def _warm_gain(prior: Components, activation: Interval, seen: Sequence[Observati
 
 
 def _scale(same: Sequence[Observation]) -> Scale:
-    return scale_of([(o.parts, o.peak_high) for o in same if o.peak_high is not None])
+    return scale_of([(o.parts, o.peak_low, o.peak_high) for o in same if o.peak_high is not None])
 
 
 def _cause(same: list[Observation], name: str, moved: Callable[[Observation], Interval]) -> Interval | None:
@@ -273,7 +273,7 @@ def _fit(seen: Observation, other: Observation) -> bool:
     if seen.non_kv is None or other.non_kv is None:
         return True
     scale = _scale([seen, other])
-    there, here = limited(other.told, scale), limited(seen.told, scale)
+    there, here = (limited(o.told, scale, peak_high=o.peak_high) for o in (other, seen))
     said = seen.non_kv + difference(there, here, same_offload=_same_offload(other.resolved, seen))
     noise = seen.noise_bytes + other.noise_bytes + seen.slack_bytes + other.slack_bytes
     return bool(said.low - noise <= other.non_kv.high and other.non_kv.low <= said.high + noise)

@@ -197,7 +197,8 @@ def offloaded_prior(resolved: Resolved, model: ModelSpec, runner: str, rules: Ru
     cap_high = able.high
     if rules.offload_towers:
         cap_high += model.parts["tower"].size_bytes(resolved.dtype_bytes).high
-    overshoot = model.largest_layer_parameter_bytes / resolved.tensor_parallel_size
+    largest = model.largest_parameter_bytes(resolved.dtype_bytes, towers=rules.offload_towers)
+    overshoot = largest / resolved.tensor_parallel_size
     high = min(asked + overshoot, cap_high)
     sure = rules.certain and (runner != "V2" or rules.offload_v2 == "works")
     low = min(asked, able.low) if sure else 0.0

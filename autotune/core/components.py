@@ -122,7 +122,7 @@ class Scale:
 
     Attributes:
         warm: their compile cache was warm: the decoder's peak is `forward`.
-        shares: by phase, the largest share of its upper bound that any of them leaves.
+        shares: by phase, the largest share of its upper bound that all of them leave, and none refutes.
         small_items: the encoder's items were smaller than the processor's own limit.
     """
 
@@ -131,23 +131,42 @@ class Scale:
     small_items: bool = False
 
 
-def scale_of(launches: Sequence[tuple[Components, float]]) -> Scale:
-    """From the causes of launches and the most that their activation peaks can have been."""
-    warm = any(was_warm(here, peak_high) for here, peak_high in launches)
-    small = any(here.encoder.best > peak_high for here, peak_high in launches)
-    shares = []
-    for name in _PHASES:
-        seen = [(_phase(here, name, warm=warm).high, peak_high) for here, peak_high in launches]
-        shares.append(min([1.0, *(peak / high for high, peak in seen if high > peak)]))
+def scale_of(launches: Sequence[tuple[Components, float, float]]) -> Scale:
+    """From the causes of launches, and the least and the most that their activation peaks can have been.
+
+    The smallest share that a launch leaves a phase holds for the others too, as far as their own peaks allow
+    it: where no phase would come up to a launch's peak, those that can are given the share it needs.
+    """
+    warm = any(was_warm(here, peak_high) for here, _, peak_high in launches)
+    small = any(here.encoder.best > peak_high for here, _, peak_high in launches)
+    highs = [[_phase(here, name, warm=warm).high for name in _PHASES] for here, _, _ in launches]
+    shares = [1.0] * len(_PHASES)
+    for bounds, (_, _, peak_high) in zip(highs, launches, strict=True):
+        shares = [
+            min(share, peak_high / high) if high > peak_high else share
+            for share, high in zip(shares, bounds, strict=True)
+        ]
+    for bounds, (_, peak_low, peak_high) in zip(highs, launches, strict=True):
+        if max(share * high for share, high in zip(shares, bounds, strict=True)) < peak_low:
+            shares = [
+                max(share, min(1.0, peak_high / high)) if high >= peak_low else share
+                for share, high in zip(shares, bounds, strict=True)
+            ]
     return Scale(warm, tuple(shares), small)
 
 
-def limited(parts: Components, scale: Scale) -> Components:
-    """`parts` with phases as launches have shown them to be."""
+def limited(parts: Components, scale: Scale, *, peak_high: float | None = None) -> Components:
+    """`parts` with phases as launches have shown them to be.
+
+    Args:
+        peak_high: of a launch of this very configuration.
+    """
     changes: dict[str, Interval] = {}
     for name, share in zip(_PHASES, scale.shares, strict=True):
         phase = _phase(parts, name, warm=scale.warm)
         high = greatest(phase.low, phase.high * share) if share < 1.0 else phase.high
+        if peak_high is not None:
+            high = greatest(phase.low, least(high, peak_high))
         best = least(phase.best, high)
         if name == "encoder" and scale.small_items:
             # Then the encoder is below the decoder, as nobody makes items just as large as that.

@@ -54,7 +54,6 @@ class ModelSpec:
         plan: the tensors behind them, which know how ranks share them.
         buffers: rotary tables and other buffers.
         rotary_elements: cos/sin table of the language model, in the run's dtype.
-        largest_layer_parameter_bytes: by so much an offload can overshoot (one parameter moves whole).
         attention: layer kinds and what they keep per token.
         start: the length and batch that vLLM starts with when none is given, where it has rules of its own.
         max_pixels: of one image, where the model's own image processor says it; None when it does not.
@@ -79,7 +78,6 @@ class ModelSpec:
     multimodal: bool
     parts: Mapping[str, Part] = field(hash=False)
     rotary_elements: int
-    largest_layer_parameter_bytes: float
     attention: tuple[AttentionLayers, ...]
     plan: Blueprint = field(hash=False, repr=False)
     buffers: Buffers
@@ -94,6 +92,23 @@ class ModelSpec:
     start: StartLengths = field(default_factory=StartLengths)
     exact_weights: bool = False
     doubts: tuple[str, ...] = ()
+
+    def largest_parameter_bytes(self, dtype_bytes: float, *, towers: bool) -> float:
+        """Bytes of the largest parameter that can be offloaded: it moves whole or not at all.
+
+        Args:
+            towers: the encoders' parameters may move, too. Of one whose tensors are not known the largest is
+                a block's MLP, or the projector's: merged patches by merged patches or by the text's width.
+        """
+        largest = self.plan.largest_bytes(dtype_bytes)
+        if not towers:
+            return largest
+        largest = max(largest, self.plan.largest_tower_bytes(dtype_bytes))
+        if self.plan.tower.elements.high > 0:
+            merged = self.vision_hidden * self.vision_merge**2
+            wide = max(merged, self.hidden)
+            largest = max(largest, dtype_bytes * max(self.vision_hidden * self.vision_intermediate, wide**2))
+        return largest
 
     @classmethod
     def from_config(
@@ -151,7 +166,6 @@ class ModelSpec:
             multimodal=has_towers(config),
             parts=parts,
             rotary_elements=kept.rotary_elements,
-            largest_layer_parameter_bytes=plan.largest_bytes(2),
             attention=attention_layers(text, decoder, family, doubts),
             plan=plan,
             buffers=kept,

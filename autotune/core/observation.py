@@ -53,6 +53,11 @@ class Observation:
         """Its causes, with what it said of its offload put in."""
         return self.parts if self.offloaded is None else replace(self.parts, offloaded=self.offloaded)
 
+    @property
+    def peak_low(self) -> float:
+        """The least that its activation peak can have been; 0 when it did not say."""
+        return 0.0 if self.activation is None else float(self.activation.low)
+
     @cached_property
     def place(self) -> Resolved:
         """The configuration without what does not move non-KV memory."""

@@ -268,3 +268,12 @@ def _beta_share(a: float, b: float, x: float) -> float:
         if abs(c * d - 1) < 1e-15:
             break
     return front * fraction / a
+
+
+#: Of the requests that came, and in deviations of a Poisson count: what chance alone leaves unanswered.
+_BEHIND_SHARE, _BEHIND_DEVIATIONS = 0.1, 3.0
+
+
+def falls_behind(came: int, answered: int) -> bool:
+    """Whether requests come faster than they are answered, as far as their numbers in a span of time tell."""
+    return came - answered > max(_BEHIND_SHARE * came, _BEHIND_DEVIATIONS * math.sqrt(came))

@@ -112,6 +112,28 @@ class Workload:
         """
         return itertools.cycle(self.shapes) if self.ordered else interleaved(self.shapes)
 
+    def coming(self) -> Iterator[tuple[float, Shape]]:
+        """(seconds from the start, request) for ever in order of arrival; a trace that ends begins again,
+        one mean gap after its last request.
+
+        Raises:
+            BadInput: all come at once, so that there is no rate at which they come.
+        """
+        shapes = self.first(len(self.shapes))
+        times = [shape.arrival_s or 0.0 for shape in shapes]
+        span_s = times[-1] - times[0]
+        if span_s <= 0:
+            raise BadInput(
+                "all requests arrive at the same moment: there is no rate to measure at",
+                hint="leave arrival times out for a closed loop",
+            )
+        period_s = span_s * len(times) / (len(times) - 1)
+        return (
+            (number * period_s + when - times[0], shape)
+            for number in itertools.count()
+            for when, shape in zip(times, shapes, strict=True)
+        )
+
     def first(self, count: int) -> list[Shape]:
         """The first `count` requests; an arrival trace has no more than it holds."""
         if self.arrivals:

@@ -223,6 +223,11 @@ class Engine(abc.ABC):
     def argv(self, config: LaunchConfig) -> list[str]:
         """The command for `config`, for the record: never joined into a shell string here."""
 
+    def launched_before(self, config: LaunchConfig) -> None:  # noqa: B027
+        """A launch of `config` was made by an earlier process of this run: what is drawn or recorded per
+        repeat goes on after it.
+        """
+
     def can_repeat(self, config: LaunchConfig) -> bool:
         """False when another launch of `config` would only repeat what is known already."""
         return True

@@ -20,8 +20,10 @@ from typing import Any
 
 from autotune.core.workload import Workload
 from autotune.engines.base import MeasurePlan, Progress, Window
-from autotune.engines.closed_loop import ClosedLoop, Emit, cancel_all
+from autotune.engines.closed_loop import ClosedLoop
 from autotune.engines.completions import BadAnswer, Completions, LoadError, ServerGone, ServerStuck
+from autotune.engines.metered import Emit, cancel_all
+from autotune.engines.open_loop import OpenLoop
 from autotune.engines.prompts import Prompts
 
 __all__ = ["REQUEST_TIMEOUT_S", "BadAnswer", "LoadClient", "LoadError", "ServerGone", "ServerStuck"]
@@ -88,7 +90,8 @@ class LoadClient:
     def measure(
         self, workload: Workload, plan: MeasurePlan, progress: Progress = lambda _: None
     ) -> Iterator[Window]:
-        """Yields `plan.windows` equal windows of the steady part under a closed loop.
+        """Yields `plan.windows` equal windows of the steady part under a closed loop, or under the workload's
+        own arrivals.
 
         The load starts with the first `next` and runs on between windows. Closing the iterator early
         ends it: requests in flight are cancelled, their connections closed.
@@ -100,7 +103,8 @@ class LoadClient:
                 hundred may fail on the server's side (`Window.doubts` says so).
         """
         _allow_sockets(workload.concurrency)
-        loop = ClosedLoop(self._server, workload, plan)
+        kind = OpenLoop if workload.arrivals else ClosedLoop
+        loop = kind(self._server, workload, plan)
         with contextlib.closing(self._drive(loop.run)) as events:
             for event in events:
                 if isinstance(event, Window):

@@ -72,6 +72,9 @@ class ReplayEngine(Engine):
         noise = self._recording.noise()
         return noise if noise and noise.freedom >= _LEAST_FREEDOM else None
 
+    def launched_before(self, config: LaunchConfig) -> None:
+        self._served[config] += 1
+
     def can_repeat(self, config: LaunchConfig) -> bool:
         repeats = self._by_config.get(config, [])
         return self._served[config] < len(repeats) or (bool(repeats) and self.noise is not None)

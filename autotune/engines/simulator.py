@@ -6,6 +6,7 @@ how long that takes. Nothing is launched and nobody waits; every figure is predi
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -21,6 +22,7 @@ from autotune.core.launch import SEARCHED, LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.core.roofline import StepModel, costs_of
 from autotune.core.scheduler import POLICIES, Limits, Loop, StepTime
+from autotune.core.stats import falls_behind
 from autotune.core.throughput import busy_clients
 from autotune.core.workload import Shape, Workload, begun
 from autotune.engines.base import Engine, LaunchFailed, MeasurePlan, Progress, Session, Window
@@ -38,6 +40,8 @@ from autotune.vllm.speed import Speed, limits_of
 _LAUNCH_NOISE = 0.035
 #: One step against others of its kind. Nothing rests on it but that no two windows are quite alike.
 _STEP_NOISE = 0.05
+#: Of a workload with arrivals: so many give a rate within 3 %, and a simulation takes a second or two.
+_LEAST_ARRIVALS, _MOST_ARRIVALS = 1000, 5000
 _COMMENT = "# predicted by autotune's simulator, not measured\n"
 
 
@@ -137,6 +141,9 @@ class SimulatorEngine(Engine):
         step = _Noisy(StepModel(costs, self._speed.current), chance)
         return _SimulatedSession(facts, limits_of(memory.resolved, memory.tokens), step)
 
+    def launched_before(self, config: LaunchConfig) -> None:
+        self._launched[config] += 1
+
     @property
     def _served(self) -> str:
         return str(self._model.path.resolve()) if self._model.path is not None else self._model.name
@@ -188,20 +195,44 @@ class _SimulatedSession(Session):
     ) -> Iterator[Window]:
         """The waves that the plan asks for, whatever their simulated time: `limit_s` never binds."""
         progress("simulating the load")
-        clients = busy_clients(self._limits, workload)
+        if workload.arrivals:
+            yield from self._open(workload, plan)
+            return
+        # Clients that would only wait change no throughput, but every latency.
+        clients = workload.concurrency if plan.probes else busy_clients(self._limits, workload)
         # One wave more than is counted, so that the last one still runs beside others.
         shapes = workload.first((plan.warmup_waves + plan.waves + 1) * clients)
         shapes[:clients] = [begun(shape, client) for client, shape in enumerate(shapes[:clients])]
         marks: list[tuple[float, int, int]] = []
         loop = self._loop(shapes, clients=clients, marks=marks)
         loop.run()
-        yield from _windows(loop, marks, clients, plan)
+        ends = sorted(s.finished_s or 0.0 for s in loop.sequences)
+        begin = ends[plan.warmup_waves * clients - 1] if plan.warmup_waves else 0.0
+        # The steady part begins and ends where a wave does.
+        yield from _windows(loop, marks, begin, ends[(plan.warmup_waves + plan.waves) * clients - 1], plan)
+
+    def _open(self, workload: Workload, plan: MeasurePlan) -> Iterator[Window]:
+        """The workload's own arrivals: the whole trace if it is not very long, its first fifth left out."""
+        count = min(_MOST_ARRIVALS, max(_LEAST_ARRIVALS, len(workload.shapes)))
+        coming = list(itertools.islice(workload.coming(), count))
+        marks: list[tuple[float, int, int]] = []
+        loop = self._loop(
+            [replace(shape, arrival_s=when) for when, shape in coming], clients=None, marks=marks
+        )
+        loop.run()
+        begin, end = coming[count // 5][0], coming[-1][0]
+        windows = list(_windows(loop, marks, begin, end, plan))
+        came, answered = count - count // 5, sum(window.requests for window in windows)
+        if falls_behind(came, answered):
+            said = f"the server does not keep up: {came} requests came and {answered} were answered"
+            windows[-1] = replace(windows[-1], doubts=(*windows[-1].doubts, said))
+        yield from windows
 
     def close(self) -> None:
         """Nothing runs."""
 
     def _loop(
-        self, shapes: list[Shape], *, clients: int, marks: list[tuple[float, int, int]] | None = None
+        self, shapes: list[Shape], *, clients: int | None, marks: list[tuple[float, int, int]] | None = None
     ) -> Loop:
         def watch(loop: Loop) -> None:
             if marks is not None:
@@ -238,23 +269,29 @@ class _Noisy:
 
 
 def _windows(
-    loop: Loop, marks: list[tuple[float, int, int]], clients: int, plan: MeasurePlan
+    loop: Loop, marks: list[tuple[float, int, int]], begin: float, end: float, plan: MeasurePlan
 ) -> Iterator[Window]:
-    """Equal spans of the steady part, which begins and ends where a wave does."""
-    ends = sorted(s.finished_s or 0.0 for s in loop.sequences)
-    begin = ends[plan.warmup_waves * clients - 1] if plan.warmup_waves else 0.0
-    end = ends[(plan.warmup_waves + plan.waves) * clients - 1]
+    """Equal spans from `begin` to `end`."""
+    ends = [s.finished_s or 0.0 for s in loop.sequences]
     edges = [begin + (end - begin) * at / plan.windows for at in range(plan.windows + 1)]
     tokens = [round(value) for value in _between(loop.totals.timeline, edges)]
     counted = [_last(marks, edge) for edge in edges]
     for at in range(plan.windows):
         first, last = edges[at], edges[at + 1]
+        timed = [
+            s.token_times_ms
+            for s in loop.sequences
+            if (plan.probes if s.client is None else s.client < plan.probes)
+            and first < (s.finished_s or 0.0) <= last
+        ]
         yield Window(
             seconds=last - first,
             output_tokens=tokens[at + 1] - tokens[at],
             requests=sum(first < moment <= last for moment in ends),
             preemptions=counted[at + 1][0] - counted[at][0],
             prefix_hit_tokens=counted[at + 1][1] - counted[at][1],
+            ttft_ms=tuple(times[0] for times in timed if times),
+            tpot_ms=tuple(times[1] for times in timed if times and times[1] is not None),
         )
 
 

@@ -104,6 +104,8 @@ def _page(url: str) -> str:
 
 
 def _read(http: httpx.Client, page: str) -> Metrics:
+    # The client's own time-out counts from byte to byte, and a page may come a byte at a time.
+    end = time.monotonic() + 2 * _TIMEOUT_S
     try:
         with http.stream("GET", page) as answer:
             if answer.status_code != 200:
@@ -113,6 +115,8 @@ def _read(http: httpx.Client, page: str) -> Metrics:
             data = b""
             for chunk in answer.iter_bytes():
                 data += chunk
+                if time.monotonic() > end:
+                    raise EngineUnavailable(f"{page} is still not read after {2 * _TIMEOUT_S:.0f} s")
                 if len(data) > _MOST_BYTES:
                     raise BadInput(f"{page} is larger than {_MOST_BYTES >> 20} MiB: no page of metrics")
     except httpx.HTTPError as error:
@@ -121,7 +125,7 @@ def _read(http: httpx.Client, page: str) -> Metrics:
     try:
         return parse_metrics(data.decode("utf-8", errors="replace"))
     except ValueError as error:
-        raise BadInput(f"{page}: {error}") from None
+        raise BadInput(f"{page}: {error}", hint="is this a vLLM server?") from None
 
 
 def summed(reads: list[tuple[float, Metrics]], page: str) -> Watched:

@@ -145,7 +145,8 @@ def _speed_line(predicted: Predicted) -> str:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    # A terminal gets whole words, a file whole lines.
+    console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _headline(verdict: Verdict) -> str:

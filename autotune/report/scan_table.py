@@ -16,6 +16,10 @@ from autotune.units import GIB, mib_text
 
 #: As many as fit beside the table on one screen.
 _SHOWN_LINES = 8
+#: Columns that the whole table takes with the usual names of launches.
+_WIDE = 120
+#: Below this not even single words fit: they are broken, and no column is lost.
+_NARROWEST = 72
 _GATE_NUMBER = {"gate1_budget": "1", "gate2_no_kv": "2", "gate3_seq_too_long": "3"}
 
 
@@ -29,7 +33,7 @@ def print_scan(console: Console, result: Mapping[str, Any]) -> None:
     )
     if result["common"]:
         _line(console, f"all with {options_text(result['common'])}")
-    console.print(_table(result))
+    console.print(_table(result, width=console.width))
     for text in scan_lines(result):
         _line(console, text)
 
@@ -60,26 +64,34 @@ def _named_by_option(result: Mapping[str, Any]) -> bool:
     return all(row["name"] == changes_text(row["changes"]) for row in result["rows"])
 
 
-def _table(result: Mapping[str, Any]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+def _table(result: Mapping[str, Any], *, width: int) -> Table:
+    """On a narrow terminal cells are broken between words, and the gate is left to the outcome's name."""
+    narrow = width < _WIDE
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0 if narrow else 1), show_edge=False)
+
+    def least(word: str) -> int | None:
+        """A width that keeps the longest of a column's usual words whole."""
+        return len(word) if _NARROWEST <= width < _WIDE else None
+
     table.add_column("launch", overflow="fold")
     named = _named_by_option(result)
     if not named:
-        table.add_column("options", overflow="fold")
-    table.add_column("predicted, KV GiB", no_wrap=True)
-    table.add_column("outcome", overflow="fold")
-    table.add_column("gate", no_wrap=True)
-    table.add_column("KV GiB", justify="right", no_wrap=True)
+        table.add_column("options", overflow="fold", min_width=least("offload 2,"))
+    table.add_column("predicted, KV GiB", no_wrap=not narrow, min_width=least("uncertain"))
+    table.add_column("outcome", overflow="fold", min_width=least("gate1_budget"))
+    if not narrow:
+        table.add_column("gate", no_wrap=True)
+    table.add_column("KV GiB", justify="right", no_wrap=not narrow, min_width=least("-0.54"))
     if result["load"]:
-        table.add_column("tok/s", justify="right", overflow="fold")
-    table.add_column("device", no_wrap=True)
+        table.add_column("tok/s", justify="right", overflow="fold", min_width=least("24.56 ±"))
+    table.add_column("device", no_wrap=not narrow, min_width=least("unknown"))
     for row in result["rows"]:
         cells = [
             row["name"],
             *([] if named else [changes_text(row["changes"])]),
             predicted_text(row["predicted"]),
             outcome_text(row, result["rounds"]),
-            _GATE_NUMBER.get(row["gate"] or "", ""),
+            *([] if narrow else [_GATE_NUMBER.get(row["gate"] or "", "")]),
             "" if row["kv_pool_bytes"] is None else f"{row['kv_pool_bytes'] / GIB:.2f}",
             *([rate_text(row)] if result["load"] else []),
             device_text(row),
@@ -199,4 +211,5 @@ def _value(value: Any) -> str:
 
 
 def _line(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    # A terminal gets whole words, a file whole lines.
+    console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.core.scheduler import POLICIES, Limits, Report
+from autotune.core.scheduler.history import PoolUse
 from autotune.core.workload import Workload
 
 #: Characters of the longest bar.
@@ -25,6 +26,7 @@ class Simulated:
     Attributes:
         step: in words, where step times come from.
         bottleneck: of a model on a device under vLLM's own policy; None with plain step times.
+        uses: how full the pool was over time, by policy.
     """
 
     limits: Limits
@@ -37,6 +39,7 @@ class Simulated:
     device: str | None = None
     bottleneck: str | None = None
     notes: tuple[str, ...] = ()
+    uses: Mapping[str, PoolUse] = field(default_factory=dict)
 
 
 def simulated_json(made: Simulated) -> dict[str, Any]:

@@ -217,8 +217,11 @@ class BlockExperiment:
             # A window without a token, between others that have some, measures the machine, not the server.
             self._listen.note(f"the machine stood still while block size {size} was measured: once more")
             trial, seen = self._launched(size, f"{label}-again", spent)
-        if trial.outcome is not Outcome.STARTED or trial.tok_s is None:
-            result.failed = f"{trial.outcome}: {trial.reason}"
+        if not trial.tok_s:
+            served = trial.outcome is Outcome.STARTED
+            result.failed = (
+                "no token was made in any window" if served else f"{trial.outcome}: {trial.reason}"
+            )
             return
         result.rates.append(trial.rates)
         result.observed += seen
@@ -228,7 +231,9 @@ class BlockExperiment:
         """One launch, and what its server said of its pool while it was measured."""
         engine, config, verdict = self._engine_of(size), self._at(size), self._verdict(size)
         spent.launches += 1
-        goal = Goal(0, len(self.results) * self._repeat, plan=self._plan)
+        # A launch that is made once more is one more than was planned.
+        planned = max(len(self.results) * self._repeat, spent.launches)
+        goal = Goal(0, planned, plan=self._plan)
         trial = Trial(len(spent.trials), "control", config, verdict, Outcome.STARTED, charged=True)
         launcher = Launcher(engine, goal, self._folder, self._listen, self._clock)
         launcher.spend(trial, spent, target_len=None, label=label)

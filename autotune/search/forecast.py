@@ -77,11 +77,6 @@ class Forecast:
         moved = [self.rates.with_values(np.exp(at + _SLIGHTLY * unit)) for unit in np.eye(len(at))]
         return np.stack([(self._under(rows, rates) - here) / _SLIGHTLY for rates in moved], axis=1)
 
-    @property
-    def moved(self) -> Array:
-        """From where the rates began to where they are now, in logarithms."""
-        return np.asarray(np.log(self.rates.values()) - np.log(self.start.values()))
-
     def learn(self, rows: Rows, log_tok_s: Array) -> None:
         """Fits the device's rates to launches; always from the start, so that order does not matter."""
         if not len(rows) or not np.isfinite(self._under(rows, self.start)).all():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from autotune.core.gates import Verdict
 from autotune.core.launch import LaunchConfig
@@ -42,6 +43,14 @@ def seen_of(state: SearchState, kinds: Kinds) -> Seen:
         failed=failed,
         all_rows=joined([_row(trial, kinds) for trial in charged]),
     )
+
+
+def with_priors(state: SearchState, kinds: Kinds, seen: Seen) -> tuple[Rows, npt.NDArray[np.float64]]:
+    """What the forecast's rates are fitted to: the launches, and what an earlier run saw of the others."""
+    mine = {trial.config for trial in state.trials if trial.charged}
+    priors = [prior for prior in state.priors if prior.config not in mine]
+    rows = joined([seen.rows, *(row_of(prior.verdict, prior.config, kinds) for prior in priors)])
+    return rows, np.append(seen.log_tok_s, [prior.log_tok_s for prior in priors])
 
 
 def _row(trial: Trial, kinds: Kinds) -> Rows:

@@ -13,6 +13,7 @@ from autotune.engines.base import Engine, LaunchFailed, Window
 from autotune.runs import RunFolder
 from autotune.search.events import Listener
 from autotune.search.goal import Goal
+from autotune.search.scan_record import INTERRUPTED
 from autotune.search.trial import Trial
 
 
@@ -40,6 +41,8 @@ class Launcher:
         self._folder = folder
         self._listen = listener
         self._clock = clock
+        #: When the run began by `clock`, earlier calls included; None for one that keeps no account of time.
+        self.began_s: float | None = None
 
     def spend(
         self,
@@ -68,8 +71,12 @@ class Launcher:
         log = self._folder.log_path(state.launches, label)
         trial.launch, trial.log = state.launches, f"logs/{log.name}"
         trial.argv, trial.started_at = self._engine.argv(trial.config), utc_now()
-        self._listen.launching(trial, state.launches, self._goal.max_launches)
         began = self._clock()
+        if self.began_s is not None:
+            trial.elapsed_s = began - self.began_s
+        self._folder.write_running(trial.record())
+        self._listen.launching(trial, state.launches, self._goal.max_launches)
+        self._listen.log_file(log)
         try:
             with self._engine.launch(trial.config, log_path=log, progress=self._listen.phase) as session:
                 trial.facts = session.facts()
@@ -80,6 +87,7 @@ class Launcher:
                     windows = session.measure(state.workload, self._goal.plan, self._listen.phase)
                     for window in windows:
                         trial.windows.append(window)
+                        self._listen.window(trial)
                         trial.stopped = stop(trial.rates) or ""
                         if trial.stopped:
                             break
@@ -90,16 +98,24 @@ class Launcher:
             trial.log_tail, trial.transient = failure.log_tail, failure.transient
             trial.facts = _later(failure.facts, trial.facts)
         except KeyboardInterrupt:
-            trial.outcome, trial.reason, trial.windows = Outcome.OTHER, "interrupted", []
+            _interrupt(trial, INTERRUPTED)
             raise
         except Exception as error:  # an engine that is gone, or a fault of ours: kept, and passed on
-            trial.outcome, trial.reason, trial.windows = Outcome.OTHER, f"interrupted: {error}", []
+            _interrupt(trial, f"{INTERRUPTED}: {error}")
             raise
         finally:
             trial.seconds = self._clock() - began
+            if self.began_s is not None:
+                trial.elapsed_s = began + trial.seconds - self.began_s
             state.trials.append(trial)
             self._folder.append_trial(trial.record())
+            self._folder.clear_running()
             self._listen.finished(trial)
+
+
+def _interrupt(trial: Trial, reason: str) -> None:
+    """Says nothing of the configuration, whose other launches keep what they showed."""
+    trial.outcome, trial.reason, trial.windows, trial.transient = Outcome.OTHER, reason, [], True
 
 
 def _close(windows: Iterator[Window]) -> None:

@@ -98,7 +98,7 @@ class Pool:
         if known is not None and known not in set(self.configs):
             self.configs.append(known)
         self._merge = merge
-        self._place = {config: place for place, config in enumerate(self.configs)}
+        self._index()
         self.tried: set[LaunchConfig] = set()
         self.columns: Columns
         self.left_out: Counter[str] = Counter()
@@ -158,8 +158,14 @@ class Pool:
         guests = [c.with_options(**without) for c in self.configs[self._size :]]
         self._size = len(mine)
         self.configs = [*mine, *(guest for guest in guests if guest not in mine)]
-        self._place = {config: place for place, config in enumerate(self.configs)}
+        self._index()
         self.tried |= {c.with_options(**without) for c in self.tried}
+
+    def _index(self) -> None:
+        self._place = {config: place for place, config in enumerate(self.configs)}
+        # How many options each one gives.
+        given = [_numbers(self.configs, name) >= 0 for name in _COUNTED]
+        self._given: Array = np.sum(given, axis=0, dtype=float)
 
     def _mine(self) -> _Mask:
         return np.arange(len(self.configs)) < self._size
@@ -206,7 +212,7 @@ class Pool:
     def _first_of_each(self, columns: Columns, kept: _Mask) -> _Mask:
         """Of candidates that run alike the surest; then fewer options; then the smaller budget."""
         places = np.flatnonzero(kept)
-        given = np.array([self._given(int(place)) for place in places])
+        given = self._given[places]
         order = np.lexsort((
             -columns.free_bytes[places], given, -np.round(columns.chance[places], 2), self._same[places],
         ))  # fmt: skip
@@ -216,10 +222,6 @@ class Pool:
         found = np.zeros(len(self.configs), dtype=bool)
         found[places[order[first]]] = True
         return found
-
-    def _given(self, place: int) -> int:
-        config = self.configs[place]
-        return sum(getattr(config, name) is not None for name in _COUNTED)
 
 
 #: A start that is likelier than not.

@@ -31,9 +31,10 @@ _COVERS_WITHIN = 0.5
 #: What a new number of sequences, and of batched tokens, is worth in the list, in logarithms: the strongest
 #: levers, whose best values forecasts miss by a step.
 _NEW_SEQS, _NEW_TOKENS = 0.15, 0.05
-#: Later, the logarithm of a gain loses this times log(1 + launches with that number of sequences): the model
-#: else spends them on variants of one number that differ by less than launches do.
-_SAME_SEQS = 1.0
+#: Later, the logarithm of a gain loses this times log(1 + launches with that number of sequences), and as
+#: much for the block size: the model else spends them on variants of one number that differ by less than
+#: launches do, while a kernel that one unlucky launch showed is never tried beside the better options.
+_ALIKE = 1.0
 #: Candidates whose single verdict is asked for risks that the columns do not hold.
 _LOOKED_AT = 8
 #: What should stay free beside the budget for allocations that no gate checks (design.md keeps as much for
@@ -48,6 +49,8 @@ _AS_FULL = 0.15
 _LIKE_A_FAILURE = 0.5
 #: The best so far when nothing keeps the limits: a token in e^20 seconds, so that anything is an improvement.
 _NOTHING_YET = -20.0
+#: A start that is likelier than not: a search does not end before such a candidate was tried for its gain.
+_LIKELY = 0.5
 #: What is left of a candidate's worth when something after the gates will likely not fit.
 _LIKELY_DEAD = 0.3
 
@@ -113,7 +116,7 @@ class Proposer:
         cpu: bool = False,
         risk: Callable[[LaunchConfig], bool] = lambda _: False,
     ) -> None:
-        self._random = np.random.default_rng(seed)
+        self._seed = seed
         self._listed = listed
         self._cpu = cpu
         self._risk = risk
@@ -143,16 +146,19 @@ class Proposer:
                 worth = _diverse(worth, rows, seen.all_rows, workload.concurrency)
             place = self._best(pool, places, worth, math.log(_LIKELY_DEAD))
             return Proposal(pool.configs[places[place]], "predicted", math.inf, math.exp(expected[place]))
-        gains = _expected_improvement(expected, deviation, best) * chance
-        gain = float(gains.max())
+        gains = _expected_improvement(expected, deviation, best)
+        # A death costs a launch, as a launch without gain does: what likely starts is worth trying first.
+        gain = float((gains * np.where(chance >= _LIKELY, 1.0, chance)).max())
+        gains = gains * chance
         if (searched - self._listed) % RANDOM_EVERY == RANDOM_EVERY - 1:
             sure = np.flatnonzero(chance >= min(0.9, float(chance.max())))
-            place = int(self._random.choice(sure))
+            # By the number of the launch: a search that goes on draws what it would have drawn.
+            place = int(np.random.default_rng((self._seed, searched)).choice(sure))
             return Proposal(pool.configs[places[place]], "random", gain, math.exp(expected[place]))
-        together = np.minimum(rows.seqs, workload.concurrency)
-        before = np.minimum(seen.all_rows.seqs, workload.concurrency)
-        alike = (together[:, None] == before[None, :]).sum(axis=1)
-        worth = np.log(np.maximum(gains, 1e-30)) - _SAME_SEQS * np.log1p(alike)
+        clients, before = workload.concurrency, seen.all_rows
+        worth = np.log(np.maximum(gains, 1e-30))
+        worth -= _ALIKE * _log_alike(np.minimum(rows.seqs, clients), np.minimum(before.seqs, clients))
+        worth -= _ALIKE * _log_alike(rows.block_size, before.block_size)
         place = self._best(pool, places, worth, math.log(_LIKELY_DEAD))
         return Proposal(pool.configs[places[place]], "model", gain, math.exp(expected[place]))
 
@@ -203,12 +209,13 @@ class _View:
         self._scale = Scale.of(rows, workload)
 
     def of(self, rows: Rows) -> tuple[Points, Array]:
-        """Rows as the process sees them; and their forecast with the rates as they were before any launch, on
-        the tangent at today's rates, so that the process learns rates and what they miss together.
+        """Rows as the process sees them, and their forecast with the rates that the launches made likeliest.
+
+        The process is as unsure of these rates as before any launch: they were fitted with what the forecast
+        misses left out, and where memory or compute binds in turn a tangent does not reach far.
         """
-        slopes = self._forecast.slopes(rows)
-        points = Points(self._scale.features(rows), slopes)
-        return points, np.asarray(self._forecast.log_tok_s(rows) - slopes @ self._forecast.moved)
+        points = Points(self._scale.features(rows), self._forecast.slopes(rows))
+        return points, self._forecast.log_tok_s(rows)
 
     def learnt(self, seen: Seen) -> tuple[Ratio, float]:
         """What the launches say that this misses; and the best of them by what is now believed."""
@@ -241,14 +248,25 @@ def _expected_improvement(mean: Array, deviation: Array, best: float) -> Array:
     return np.asarray(deviation * (z * below + density))
 
 
+def _log_alike(values: Array, before: Array) -> Array:
+    """log(1 + launches with this value) of each candidate."""
+    found, counts = np.unique(before, return_counts=True)
+    return np.asarray(np.log1p((values[:, None] == found[None, :]) @ counts))
+
+
 def _diverse(worth: Array, rows: Rows, seen: Rows, clients: int) -> Array:
-    """The worth of list candidates: prediction, and what nothing launched so far has shown."""
+    """The worth of list candidates: prediction, and what nothing launched so far has shown.
+
+    A choice of a category comes first, with the numbers that look best: next to new numbers as well nobody
+    could say what was slow.
+    """
     if not len(seen):
         return worth
-    together = np.minimum(rows.seqs, clients)
-    worth = worth + _NEW_SEQS * ~np.isin(together, np.minimum(seen.seqs, clients))
-    worth = worth + _NEW_TOKENS * ~np.isin(rows.tokens, seen.tokens)
     fresh = ~np.isin(rows.block_size, seen.block_size)
     fresh |= ~np.isin(rows.offloaded_bytes > 0, seen.offloaded_bytes > 0)
     fresh &= worth >= worth.max() - _COVERS_WITHIN
-    return np.where(fresh, worth + _COVERS_WITHIN, worth) if fresh.any() else worth
+    if fresh.any():
+        return np.where(fresh, worth + _COVERS_WITHIN, worth)
+    together = np.minimum(rows.seqs, clients)
+    worth = worth + _NEW_SEQS * ~np.isin(together, np.minimum(seen.seqs, clients))
+    return worth + _NEW_TOKENS * ~np.isin(rows.tokens, seen.tokens)

@@ -13,12 +13,12 @@ from autotune.core.calibration import Calibration
 from autotune.core.device import DeviceKind
 from autotune.core.launch import LaunchConfig, Resolved
 from autotune.engines.base import Engine
-from autotune.search.baseline import capped_baseline
+from autotune.search.baseline import Baseline, capped_baseline
 from autotune.search.columns import joined, row_of
 from autotune.search.forecast import Forecast
 from autotune.search.goal import Goal
 from autotune.search.judging import Judging
-from autotune.search.knowledge import seen_of
+from autotune.search.knowledge import seen_of, with_priors
 from autotune.search.pool import Judgement, Pool, candidates_of
 from autotune.search.proposer import Proposal, Proposer, Seen
 from autotune.search.state import SearchState
@@ -38,8 +38,16 @@ class Prospect:
     """
 
     def __init__(
-        self, engine: Engine, predictor: Predictor, space: Space, goal: Goal, calibration: Calibration
+        self,
+        engine: Engine,
+        predictor: Predictor,
+        space: Space,
+        goal: Goal,
+        calibration: Calibration,
+        *,
+        baseline: Baseline | None = None,
     ) -> None:
+        """Args: baseline: of the run that is gone on with, whatever this moment's memory would make of it."""
         self._engine = engine
         self._predictor = predictor
         self._goal = goal
@@ -49,7 +57,7 @@ class Prospect:
         if live and not {"max_model_len"} & {*fixed_space.values, *fixed_space.fixed}:
             # A space that leaves the length out means the target: vLLM's own would be the model's longest.
             fixed_space = fixed_space.with_fixed({"max_model_len": goal.target_len})
-        baseline = capped_baseline(engine, predictor, goal, fixed_space, engine.device())
+        baseline = baseline or capped_baseline(engine, predictor, goal, fixed_space, engine.device())
         pool = Pool(self._candidates(fixed_space), known=baseline.config, merge=live)
         self.state = SearchState(
             goal=goal,
@@ -89,7 +97,7 @@ class Prospect:
         """The next candidate; None when none is left."""
         state = self.state
         seen = seen_of(state, self._judging.kinds)
-        self._forecast.learn(seen.rows, seen.log_tok_s)
+        self._forecast.learn(*with_priors(state, self._judging.kinds, seen))
         searched = sum(trial.charged and trial.purpose == "search" for trial in state.trials)
         return self._proposer.propose(state.pool, seen, self._forecast, state.workload, searched)
 

@@ -2,8 +2,8 @@
 
     k(x, y) = offset + s(x)' C s(y) + spread² (Σ_d w_d e^{-(x_d - y_d)² / 2 l²} + w e^{-|x - y|² / 2 l²})
 
-s(x) is how the device's rates move x, C how unsure they were before any launch: what the rates may still be
-is part of the doubt. The sum of one-dimensional parts learns "this block size is slow" from two launches; the
+s(x) is how the device's rates move x, C how unsure they were before any launch: what the rates may be is part
+of the doubt. The sum of one-dimensional parts learns "this block size is slow" from two launches; the
 joint part holds what the sum cannot. The offset is wide: a forecast that is off by one factor everywhere
 misleads nobody. Rasmussen and Williams, Gaussian Processes for Machine Learning, algorithm 2.1 and 5.4.1.
 The constants below were chosen on simulated cards (benchmarks/search_cost.py), where twice or half of each
@@ -25,7 +25,7 @@ _OFFSET = 0.5
 #: Candidates for the spread of the ratio, and for one launch's noise (1 to 3 % run to run,
 #: reference/field.md 3.5; more on a shared machine). The likelihood chooses.
 _SPREADS = (0.04, 0.08, 0.16, 0.32, 0.64)
-_NOISES = (0.01, 0.02, 0.04)
+_NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)
 #: Shares of the parts in the spread, in the order of `_raw`; and of the joint part. How many run at once, and
 #: what happens when the pool is short, is what forecasts miss most.
 _WEIGHTS = np.array([2.5, 0.6, 1.5, 0.5, 1.0, 0.3])

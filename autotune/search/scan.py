@@ -329,7 +329,9 @@ class Scanner:
         memory = {outcome.value for outcome in MEMORY_OUTCOMES} | {Outcome.STARTED.value}
         if len({r["name"] for r in charged}) < _BROKEN_AFTER or len(ends) != 1:
             return
-        if charged[-1]["outcome"] in memory:
+        # Launched although arithmetic refuses them, and refused: nothing is broken.
+        foretold = all(r["outcome"] in r["predicted"]["possible_outcomes"] for r in charged)
+        if charged[-1]["outcome"] in memory or foretold:
             return
         raise EngineUnavailable(
             f"every launch ends alike: {charged[-1]['outcome']}: {charged[-1]['reason']}",

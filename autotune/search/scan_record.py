@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from autotune.core.device import Device
 from autotune.core.facts import Facts
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
-from autotune.observations import device_of, device_row
+from autotune.observations import device_of
 from autotune.recorded import Rate, RecordedLaunch
 from autotune.search.trial import Trial
 
@@ -26,32 +25,22 @@ class ScanTrial(Trial):
         round: which repeat, from 1.
         first: what arithmetic said before any launch of the scan.
         predicted: what it said just before this one.
-        device: as it was just before.
     """
 
     name: str = ""
     round: int = 1
     first: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    device: Device | None = None
 
     def record(self) -> dict[str, Any]:
-        record = {
+        return {
             **super().record(),
             "name": self.name,
             "round": self.round,
             "predicted_before": dict(self.first),
             "predicted": dict(self.predicted),
-            "transient": self.transient,
-            "device": device_row(self.device) if self.device is not None else None,
             "doubts": self.doubts,
         }
-        if record["measurement"] is not None:
-            # In full: a resumed scan shows the very figures of the first call.
-            record["measurement"]["windows"] = [
-                {"seconds": w.seconds, "output_tokens": w.output_tokens} for w in self.windows
-            ]
-        return record
 
 
 def is_finished(record: Mapping[str, Any]) -> bool:

@@ -1,24 +1,31 @@
-"""What a scan that goes on finds in its run folder, checked before anything is made of it.
-
-The folder is autotune's own, but a person may have edited it, a full disk may have cut it, and another
-version may have written it: each is one line, not a traceback in the middle of a scan.
-"""
+"""What a scan that goes on finds in its run folder, checked before anything is made of it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.core.workload import Shape, Workload
-from autotune.errors import BadInput
 from autotune.observations import check_facts, device_of
 from autotune.search.scan_record import is_finished
-
-_HINT = "start the scan anew without --resume"
-_Check = Callable[[Any], bool]
+from autotune.search.stored import (
+    HINT,
+    Check,
+    a_count,
+    a_flag,
+    a_mapping,
+    a_number,
+    a_number_or_none,
+    a_text,
+    a_window,
+    check_parts,
+    damaged,
+    list_of,
+    or_none,
+    tried,
+)
 
 
 def check_run(stored: Mapping[str, Any], where: str) -> None:
@@ -27,14 +34,14 @@ def check_run(stored: Mapping[str, Any], where: str) -> None:
     Raises:
         BadInput: a part of it is not what a scan writes.
     """
-    _check(stored, _RUN, where)
-    _check(stored["scan"], {"name": _text, "runs": _list_of(_mapping)}, f"{where}: scan")
+    check_parts(stored, _RUN, where)
+    check_parts(stored["scan"], {"name": a_text, "runs": list_of(a_mapping)}, f"{where}: scan")
     for row in stored["scan"]["runs"]:
-        _check(row, {"name": _text, "options": _mapping}, f"{where}: scan: runs")
-    _tried(lambda: LaunchConfig.from_params(stored["given_by_autotune"]), f"{where}: given_by_autotune")
+        check_parts(row, {"name": a_text, "options": a_mapping}, f"{where}: scan: runs")
+    tried(lambda: LaunchConfig.from_params(stored["given_by_autotune"]), f"{where}: given_by_autotune")
     load = stored["workload"]
     if load is not None:
-        _tried(
+        tried(
             lambda: Workload(load["concurrency"], tuple(Shape(**shape) for shape in load["shapes"])),
             f"{where}: workload",
         )
@@ -50,118 +57,59 @@ def check_records(records: list[dict[str, Any]], where: str) -> None:
     """
     for number, record in enumerate(records, start=1):
         line = f"{where}, line {number}"
-        _check(record, _TRIAL, line)
+        check_parts(record, _TRIAL, line)
         _check_prediction(record["predicted"], f"{line}: predicted")
-        _tried(lambda record=record: LaunchConfig.from_params(record["params"]), f"{line}: params")  # type: ignore[misc]
-        _tried(lambda record=record: Outcome(record["outcome"]), f"{line}: outcome")  # type: ignore[misc]
-        check_facts(record["observed"], f"{line}: observed", hint=_HINT)
+        tried(lambda record=record: LaunchConfig.from_params(record["params"]), f"{line}: params")  # type: ignore[misc]
+        tried(lambda record=record: Outcome(record["outcome"]), f"{line}: outcome")  # type: ignore[misc]
+        check_facts(record["observed"], f"{line}: observed", hint=HINT)
         if not is_finished(record):
             continue
         if record["device"] is None:
-            raise _damaged(f"{line}: device")
-        _tried(lambda record=record: device_of(record["device"], "device"), f"{line}: device")  # type: ignore[misc]
+            raise damaged(f"{line}: device")
+        tried(lambda record=record: device_of(record["device"], "device"), f"{line}: device")  # type: ignore[misc]
         measured = record.get("measurement")
         if measured is not None:
-            _check(measured, {"windows": _list_of(_window)}, f"{line}: measurement")
+            check_parts(measured, {"windows": list_of(a_window)}, f"{line}: measurement")
 
 
 def _check_prediction(said: Any, where: str) -> None:
-    if not _mapping(said):
-        raise _damaged(where)
-    _check(said, _PREDICTION, where)
-    _check(said["kv_pool_bytes"], {"low": _number_or_none, "high": _number_or_none}, where)
+    if not a_mapping(said):
+        raise damaged(where)
+    check_parts(said, _PREDICTION, where)
+    check_parts(said["kv_pool_bytes"], {"low": a_number_or_none, "high": a_number_or_none}, where)
 
 
-def _check(document: Mapping[str, Any], parts: Mapping[str, _Check], where: str) -> None:
-    for name, right in parts.items():
-        if name not in document or not right(document[name]):
-            raise _damaged(f"{where}: {name}")
-
-
-def _tried(make: Callable[[], Any], where: str) -> None:
-    try:
-        make()
-    except (BadInput, TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        raise _damaged(where) from None
-
-
-def _damaged(where: str) -> BadInput:
-    return BadInput(f"{where} is damaged, or of another version of autotune", hint=_HINT)
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _mapping(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _number_or_none(value: Any) -> bool:
-    return value is None or _number(value)
-
-
-def _round(value: Any) -> bool:
-    return type(value) is int and 1 <= value <= 1 << 20
-
-
-def _window(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and _number(value.get("seconds"))
-        and value["seconds"] > 0
-        and _number(value.get("output_tokens"))
-        and value["output_tokens"] >= 0
-    )
-
-
-def _list_of(right: _Check) -> _Check:
-    return lambda value: isinstance(value, list) and all(right(item) for item in value)
-
-
-def _or_none(right: _Check) -> _Check:
-    return lambda value: value is None or right(value)
-
-
-_RUN: Mapping[str, _Check] = {
-    "device": _mapping,
-    "workload": _or_none(_mapping),
-    "scan": _mapping,
-    "given_by_autotune": _mapping,
-    "vllm_options": _list_of(_text),
-    "fingerprint": _mapping,
-    "predictions": _mapping,
+_RUN: Mapping[str, Check] = {
+    "device": a_mapping,
+    "workload": or_none(a_mapping),
+    "scan": a_mapping,
+    "given_by_autotune": a_mapping,
+    "vllm_options": list_of(a_text),
+    "fingerprint": a_mapping,
+    "predictions": a_mapping,
 }
-_TRIAL: Mapping[str, _Check] = {
-    "name": _text,
-    "round": _round,
-    "charged": _flag,
-    "launch": _or_none(_round),
-    "params": _mapping,
-    "outcome": _text,
-    "refused_by": _or_none(_text),
-    "reason": _text,
-    "observed": _mapping,
-    "measurement": _or_none(_mapping),
-    "device": _or_none(_mapping),
-    "predicted": _mapping,
-    "doubts": _list_of(_text),
-    "log": _text,
-    "seconds": _number,
+_TRIAL: Mapping[str, Check] = {
+    "name": a_text,
+    "round": a_count,
+    "charged": a_flag,
+    "launch": or_none(a_count),
+    "params": a_mapping,
+    "outcome": a_text,
+    "refused_by": or_none(a_text),
+    "reason": a_text,
+    "observed": a_mapping,
+    "measurement": or_none(a_mapping),
+    "device": or_none(a_mapping),
+    "predicted": a_mapping,
+    "doubts": list_of(a_text),
+    "log": a_text,
+    "seconds": a_number,
 }
-_PREDICTION: Mapping[str, _Check] = {
-    "verdict": _text,
-    "outcome": _text,
-    "possible_outcomes": _list_of(_text),
-    "refused_by": _or_none(_text),
-    "reason": _text,
-    "kv_pool_bytes": _mapping,
+_PREDICTION: Mapping[str, Check] = {
+    "verdict": a_text,
+    "outcome": a_text,
+    "possible_outcomes": list_of(a_text),
+    "refused_by": or_none(a_text),
+    "reason": a_text,
+    "kv_pool_bytes": a_mapping,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from autotune.core.calibration import Calibration
+from autotune.core.gates import Verdict
 from autotune.core.launch import LaunchConfig
 from autotune.core.workload import Workload
 from autotune.search.baseline import Baseline
@@ -12,6 +13,20 @@ from autotune.search.goal import Goal
 from autotune.search.pool import Pool
 from autotune.search.trial import Trial
 from autotune.spaces import Space
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What an earlier run on another state of the machine saw: a guide to proposals, never a result.
+
+    Attributes:
+        verdict: of today.
+        log_tok_s: natural logarithm of its throughput, moved by what the best of that run has lost since.
+    """
+
+    config: LaunchConfig
+    verdict: Verdict
+    log_tok_s: float
 
 
 @dataclass
@@ -34,6 +49,11 @@ class SearchState:
     #: Why searching ended before its launches were used up.
     ended: str = ""
     notes: list[str] = field(default_factory=list)
+    priors: list[Prior] = field(default_factory=list)
+
+    def charged(self) -> list[Trial]:
+        """Launches that were made, whatever became of them."""
+        return [trial for trial in self.trials if trial.charged]
 
     def of(self, config: LaunchConfig) -> list[Trial]:
         """The launches of one configuration."""

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.core.device import Device
 from autotune.core.facts import Facts
 from autotune.core.gates import Verdict
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.engines.base import Window
+from autotune.observations import device_row
 from autotune.units import MIB, mib_text
 
 #: The outcomes that mean "admitted by arithmetic, then out of memory": what the gates exist to prevent.
@@ -37,7 +39,7 @@ class Trial:
     """A line of trials.jsonl in the making.
 
     Attributes:
-        purpose: "baseline", "search", "confirm".
+        purpose: "baseline", "search", "confirm"; "rerun" for what an earlier run's is measured again.
         outcome: what happened; for a refused proposal what arithmetic says would happen.
         charged: True when a launch was spent.
         windows: the measured windows; empty when it never got so far.
@@ -65,10 +67,17 @@ class Trial:
     transient: bool = False
     #: Why measuring ended early, when it could not become the best any more.
     stopped: str = ""
-    #: Where the proposal came from: "predicted", "model", "random"; empty for the baseline and repeats.
+    #: Where the proposal came from: "predicted", "model", "random", "prior" (an earlier run's); empty for the
+    #: baseline and repeats.
     proposed_by: str = ""
     #: Tokens per second that were expected before the launch.
     expected_tok_s: float | None = None
+    #: As it was read just before the launch; None when nothing was launched.
+    device: Device | None = None
+    #: Made by an earlier call of this run.
+    restored: bool = False
+    #: Of the run when this ended, those of earlier calls included.
+    elapsed_s: float | None = None
 
     @property
     def tok_s(self) -> float | None:
@@ -138,6 +147,10 @@ class Trial:
             "log_tail": self.log_tail,
             "started_at": self.started_at,
             "seconds": round(self.seconds, 2),
+            # From here on: what a search that goes on needs beside the rest.
+            "transient": self.transient,
+            "elapsed_s": None if self.elapsed_s is None else round(self.elapsed_s, 2),
+            "device": None if self.device is None else device_record(self.device),
         }
 
     def _measurement(self) -> dict[str, Any] | None:
@@ -145,9 +158,8 @@ class Trial:
             return None
         return {
             "tok_s": self.tok_s,
-            "windows": [
-                {"seconds": round(w.seconds, 3), "output_tokens": w.output_tokens} for w in self.windows
-            ],
+            # In full: a search that goes on decides by the very figures.
+            "windows": [_window(window) for window in self.windows],
             "requests": sum(window.requests for window in self.windows),
             **{f"p95_{n}_ms": self.latency_ms(n) for n in ("ttft", "tpot") if self.latency_ms(n) is not None},
             "preemptions": sum(window.preemptions for window in self.windows),
@@ -159,3 +171,20 @@ class Trial:
 def _covers(doubt: str) -> bool:
     """How much of the asked load all windows cover: known at the last one, estimated before."""
     return doubt.startswith("covers ")
+
+
+def _window(window: Window) -> dict[str, Any]:
+    """Everything a window says; what is empty is left out."""
+    said = {name: value for name, value in vars(window).items() if value or name in _ALWAYS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+
+
+_ALWAYS = ("seconds", "output_tokens", "requests")
+
+
+def device_record(device: Device) -> dict[str, Any]:
+    """A device's reading before a launch: plain values."""
+    row = device_row(device)
+    if device.host_free_bytes is not None:
+        row["host_free_bytes"] = device.host_free_bytes
+    return row

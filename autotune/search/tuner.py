@@ -18,33 +18,34 @@ from autotune.core.outcome import Outcome
 from autotune.engines.base import Engine
 from autotune.errors import EngineUnavailable, Unreachable
 from autotune.runs import RunFolder
+from autotune.search.baseline import Baseline
 from autotune.search.budget import Budget
 from autotune.search.confirm import MOST_ROUNDS, ROUNDS, finalists, still_in, undecided
 from autotune.search.events import Listener
 from autotune.search.futility import futile
 from autotune.search.goal import Goal
-from autotune.search.launcher import Launcher, utc_now
+from autotune.search.launcher import Launcher
 from autotune.search.pool import Judgement
 from autotune.search.proposer import Proposal
 from autotune.search.prospect import Prospect
 from autotune.search.reach import beyond_limits, nearest_reachable
+from autotune.search.refusals import Refusals
+from autotune.search.resume import Earlier
 from autotune.search.state import SearchState
-from autotune.search.study import Study, values_of
+from autotune.search.study import End, Study, values_of
+from autotune.search.takeover import Takeover
 from autotune.search.trial import Trial
 from autotune.spaces import Space
 from autotune.units import mib_text
 from autotune.vllm.predict import Predictor
 
-#: Refused candidates told to Optuna per gate: enough to show it the border, few enough that the
-#: journal stays small.
-_TOLD_PER_GATE = 12
-
 
 class Tuner:
-    """Runs one search. `run` returns the state whatever happened, except for bad input.
+    """Runs one search, or goes on with it. `run` returns the state whatever happened, except for bad input.
 
     Args:
         storage: an Optuna storage or its URL; by default a journal in the run folder.
+        baseline, earlier: of the run that is gone on with.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Tuner:
         listener: Listener | None = None,
         calibration: Calibration | None = None,
         storage: str | optuna.storages.BaseStorage | None = None,
+        baseline: Baseline | None = None,
+        earlier: Earlier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -66,7 +69,9 @@ class Tuner:
         self._folder = folder
         self._listen = listener or Listener()
         self._clock = clock
-        self._prospect = Prospect(engine, predictor, space, goal, calibration or Calibration())
+        self._prospect = Prospect(
+            engine, predictor, space, goal, calibration or Calibration(), baseline=baseline
+        )
         self.state = self._prospect.state
         self._study = Study(
             values_of(self.state.space, self.state.pool.configs),
@@ -75,10 +80,24 @@ class Tuner:
             storage=storage,
             name=folder.run_id,
             limits=tuple(self.state.limits()),
+            resume=earlier is not None,
         )
-        self._told: dict[LaunchConfig, str] = {}
+        self._refusals = Refusals(engine, self._prospect, self._study, folder, self._listen)
+        self._past = Takeover(
+            earlier or Earlier(),
+            engine,
+            predictor,
+            self._prospect,
+            self._study,
+            self._refusals,
+            self._listen,
+            learn=lambda trial, device: self._learn(trial, device, quiet=True),
+            end_of=self._end_of,
+        )
         self._launcher = Launcher(engine, goal, folder, self._listen, clock)
         self._budget = Budget(goal, clock)
+        #: Launches of earlier calls that must not end this one as a broken installation.
+        self._forgiven = 0
 
     def run(self) -> SearchState:
         """Searches until the launches, the time or the candidates are used up, or nothing is to be gained.
@@ -88,27 +107,18 @@ class Tuner:
             KeyboardInterrupt: after the running launch is closed; `state.interrupted` is set.
         """
         state = self.state
-        state.started_s = self._clock()
+        state.started_s = self._launcher.began_s = self._clock() - self._past.spent_s
         try:
-            if not state.pool.admitted():
-                self._tell_refusals()
+            self._past.restore()
+            if self._is_broken(at_least=2):
+                # It ended so, and somebody has mended it since.
+                self._forgiven = len(state.charged())
+            if not state.pool.admitted() and not state.served():
+                self._refusals.tell()
                 raise self._unreachable()
-            # First of all trials, so that it is number 0 in every record.
-            self._run_baseline()
-            self._tell_refusals()
-            while self._budget.may_search(state):
-                self._stop_when_broken()
-                if not self._search_once():
-                    break
-            self._stop_when_broken(at_least=1)
-            if not state.served():
-                raise self._unreachable()
-            if not state.within_limits():
-                raise beyond_limits(state)
-            state.ended = self._budget.ended
-            if state.ended:
-                self._listen.note(f"searching ends: {state.ended}")
-            self._confirm()
+            if self._first_launches():
+                self._search()
+                self._confirm()
         except KeyboardInterrupt:
             state.interrupted = True
             raise
@@ -116,74 +126,69 @@ class Tuner:
             state.seconds = self._clock() - state.started_s
         return state
 
-    # -- refusals ------------------------------------------------------------------------------------
-
-    def _tell_refusals(self) -> None:
-        """Shows Optuna where the border runs, and keeps the record of some refusals per gate."""
-        pool = self.state.pool
-        known = self._told.keys() | pool.tried
-        for gate, places in pool.refused_places().items():
-            room = _TOLD_PER_GATE - sum(told == gate for told in self._told.values())
-            if room <= 0:
-                continue
-            fresh = [config for config in (pool.configs[p] for p in places) if config not in known]
-            # Evenly through the space: neighbours would all say the same.
-            for config in fresh[:: max(1, len(fresh) // room)][:room]:
-                judgement = self._prospect.judge(config)
-                if not judgement.refused_by:
-                    continue
-                self._told[config] = gate
-                number = self._study.add_refused(config.params(), judgement.verdict, judgement.reason)
-                self._record_refusal(number, "search", config, judgement)
-
-    def _record_refusal(self, number: int, purpose: str, config: LaunchConfig, judgement: Judgement) -> None:
-        outcome = judgement.verdict.outcome
-        trial = Trial(
-            number=number,
-            purpose=purpose,
-            config=config,
-            verdict=judgement.verdict,
-            outcome=Outcome.GATE1_BUDGET if judgement.refused_by == "reserve" else outcome,
-            charged=False,
-            argv=self._engine.argv(config),
-            reason=judgement.reason,
-            refused_by=judgement.refused_by,
-            started_at=utc_now(),
-        )
-        self.state.trials.append(trial)
-        self._folder.append_trial(trial.record())
-        self._listen.refused(trial)
-
     # -- phases ------------------------------------------------------------------------------------
+
+    def _first_launches(self) -> bool:
+        """What comes before searching; False when there is nothing to search for."""
+        # The baseline first of all, so that it is number 0 in every record.
+        if not any(trial.purpose == "baseline" for trial in self.state.trials):
+            self._run_baseline()
+        if not any(trial.charged and trial.purpose == "search" for trial in self.state.trials):
+            self._refusals.tell()
+        return True
 
     def _run_baseline(self) -> None:
         baseline = self.state.baseline.config
         if baseline is None:
             return
-        trial = self._study.open(baseline.params())
         # The reserve is a wish about what we propose; the default is measured as people run it.
         judgement = self._prospect.judge(baseline, reserve_bytes=0)
         if judgement.refused_by:
+            trial = self._study.open(baseline.params())
             self.state.pool.tried.add(baseline)
-            self._study.tell_refused(trial, judgement.verdict, judgement.reason)
-            self._record_refusal(trial.number, "baseline", baseline, judgement)
+            self._study.tell(trial, self._study.refused(judgement.verdict, judgement.reason))
+            self._refusals.record(trial.number, "baseline", baseline, judgement)
             return
-        self._launch(trial, "baseline", baseline, judgement)
+        self._launch("baseline", baseline, judgement)
+
+    def _search(self) -> None:
+        """Proposes and launches while that is allowed and worth it.
+
+        Raises:
+            Unreachable, EngineUnavailable: nothing serves.
+        """
+        state = self.state
+        while self._budget.may_search(state):
+            self._stop_when_broken()
+            if not self._search_once():
+                break
+        if not state.served():
+            self._past.rest()
+        self._stop_when_broken(at_least=1)
+        if not state.served():
+            raise self._unreachable()
+        if not state.within_limits():
+            raise beyond_limits(state)
+        state.ended = self._budget.ended
+        if state.ended:
+            self._listen.note(f"searching ends: {state.ended}")
 
     def _search_once(self) -> bool:
         """One more search launch; False when no candidate is left or none is worth it."""
         self._prospect.refresh()
-        self._tell_refusals()
-        proposal = self._prospect.propose()
+        self._refusals.tell()
+        proposal = self._propose()
         if proposal is None or not self._budget.worth_it(self.state, proposal.gain):
             return False
         judgement = self._prospect.judge(proposal.config)
         if judgement.refused_by:
             # Memory was taken in this very moment: the next refresh sees it too.
             return bool(self.state.pool.open())
-        opened = self._study.open(proposal.config.params())
-        self._launch(opened, "search", proposal.config, judgement, proposal)
+        self._launch("search", proposal.config, judgement, proposal)
         return True
+
+    def _propose(self) -> Proposal | None:
+        return self._prospect.propose()
 
     def _confirm(self) -> None:
         """Launches the finalists and the baseline again, in alternating order, so drift cancels."""
@@ -191,73 +196,86 @@ class Tuner:
         order = finalists(state, self._budget.confirmations(state))
         for number in range(MOST_ROUNDS):
             if number >= ROUNDS and not undecided(state, order):
-                return
+                break
             launched = False
             for config in order:
                 if not self._budget.may_confirm(state):
-                    return
+                    break
                 judgement = self._prospect.judge(config, reserve_bytes=0)
                 if not self._engine.can_repeat(config) or judgement.refused_by:
                     continue
                 if config in state.served():
-                    self._launch(self._study.open(config.params()), "confirm", config, judgement)
+                    self._launch("confirm", config, judgement)
                     launched = True
             if not launched:
-                return
+                break
             order = still_in(state, order)[::-1]
+        self._past.rest()
 
     # -- one launch --------------------------------------------------------------------------------
 
     def _launch(
-        self,
-        opened: optuna.Trial,
-        purpose: str,
-        config: LaunchConfig,
-        judgement: Judgement,
-        proposal: Proposal | None = None,
+        self, purpose: str, config: LaunchConfig, judgement: Judgement, proposal: Proposal | None = None
     ) -> None:
-        """Launches, fills, measures, records and learns; retries an infrastructure fault once."""
+        """Launches, fills, measures, records and learns; retries an infrastructure fault once.
+
+        With what earlier calls launched there may be none left: then nothing is.
+        """
         state = self.state
         state.pool.tried.add(config)
         # Only a search launch may end early: what is reported is always measured in full.
         rivals = self._rival_rates() if purpose == "search" else []
+        opened: optuna.Trial | None = None
         for _ in range(2):
-            device = self._engine.device_for(config)
-            trial = Trial(
-                number=opened.number,
-                purpose=purpose,
-                config=config,
-                verdict=judgement.verdict,
-                outcome=Outcome.STARTED,
-                charged=True,
-                proposed_by=proposal.why if proposal else "",
-                expected_tok_s=proposal.expected_tok_s if proposal else None,
-            )
-            state.launches = _charged(state) + 1
-            try:
-                self._launcher.spend(
-                    trial,
-                    state,
-                    target_len=self._goal.target_len,
-                    label=purpose,
-                    stop=lambda rates: futile(rates, rivals),
+            trial = self._past.due(purpose, config)
+            if trial is None:
+                if state.launches >= self._goal.max_launches:
+                    break
+                opened = opened or self._study.open(config.params())
+                trial = Trial(
+                    number=opened.number,
+                    purpose=purpose,
+                    config=config,
+                    verdict=judgement.verdict,
+                    outcome=Outcome.STARTED,
+                    charged=True,
+                    proposed_by=proposal.why if proposal else "",
+                    expected_tok_s=proposal.expected_tok_s if proposal else None,
+                    device=self._engine.device_for(config),
                 )
-            finally:
-                # An interrupt may come before anything was spent.
-                state.launches = _charged(state)
-            self._learn(trial, device)
+                self._spend(trial, rivals)
             if not trial.transient or state.launches >= self._goal.max_launches:
                 break
+        if opened is not None and trial is not None:
+            self._study.tell(opened, self._end_of(trial))
+
+    def _spend(self, trial: Trial, rivals: list[float]) -> None:
+        state = self.state
+        state.launches = len(self.state.charged()) + 1
+        try:
+            self._launcher.spend(
+                trial,
+                state,
+                target_len=self._goal.target_len,
+                label=trial.purpose,
+                stop=lambda rates: futile(rates, rivals),
+            )
+        finally:
+            # An interrupt may come before anything was spent.
+            state.launches = len(self.state.charged())
+        if trial.device is not None:
+            self._learn(trial, trial.device)
+
+    def _end_of(self, trial: Trial) -> End:
+        """What Optuna is told of a launch."""
         if trial.tok_s is None:
-            self._study.tell_failed(opened, judgement.verdict, trial.reason, transient=trial.transient)
-            return
-        self._study.tell_measured(
-            opened,
-            judgement.verdict,
+            return self._study.failed(trial.verdict, trial.reason, transient=trial.transient)
+        return self._study.measured(
+            trial.verdict,
             trial.tok_s,
             rates=trial.rates,
             stopped=trial.stopped,
-            beyond=state.beyond(trial),
+            beyond=self.state.beyond(trial),
         )
 
     def _rival_rates(self) -> list[float]:
@@ -268,11 +286,12 @@ class Tuner:
                 return whole[-1].rates
         return []
 
-    def _learn(self, trial: Trial, device: Device) -> None:
+    def _learn(self, trial: Trial, device: Device, *, quiet: bool = False) -> None:
         """Takes the launch's own figures into the ledger, and merges options without effect."""
         state = self.state
+        note = (lambda _: None) if quiet else self._listen.note
         if trial.polluted:
-            self._listen.note(
+            note(
                 f"the device was not clean before this launch "
                 f"({mib_text(trial.facts.polluted_by_bytes or 0)} of an earlier process); not learnt from"
             )
@@ -281,7 +300,7 @@ class Tuner:
         if new:
             state.ineffective.update(new)
             for option, evidence in new.items():
-                self._listen.note(f"{option} has no effect here ({evidence}): no longer searched")
+                note(f"{option} has no effect here ({evidence}): no longer searched")
             free = {option: None for option in new if option not in self._goal.fixed}
             state.pool.collapse(free)
             for launched in state.trials:
@@ -291,24 +310,22 @@ class Tuner:
 
     # -- ends ----------------------------------------------------------------------------------------
 
-    def _stop_when_broken(self, at_least: int = 2) -> None:
-        """Ends the search when `at_least` launches, and all of them, failed for reasons that no option
-        of ours cures: a broken installation fails every launch the same way.
+    def _is_broken(self, at_least: int) -> bool:
+        """Whether `at_least` launches, and all of them, failed for reasons that no option of ours cures: a
+        broken installation fails every launch the same way.
         """
-        charged = [trial for trial in self.state.trials if trial.charged]
-        if len({trial.config for trial in charged}) < at_least or any(
+        charged = self.state.charged()[self._forgiven :]
+        return len({trial.config for trial in charged}) >= at_least and not any(
             t.tok_s is not None or t.wrong_admit for t in charged
-        ):
-            return
-        last = charged[-1]
-        raise EngineUnavailable(
-            f"no launch served: {last.outcome}: {last.reason}",
-            hint=f"see {self._folder.path / last.log}",
         )
+
+    def _stop_when_broken(self, at_least: int = 2) -> None:
+        if self._is_broken(at_least):
+            last = self.state.charged()[-1]
+            raise EngineUnavailable(
+                f"no launch served: {last.outcome}: {last.reason}",
+                hint=f"see {self._folder.path / last.log}",
+            )
 
     def _unreachable(self) -> Unreachable:
         return nearest_reachable(self.state, self._predictor, self._engine)
-
-
-def _charged(state: SearchState) -> int:
-    return sum(trial.charged for trial in state.trials)

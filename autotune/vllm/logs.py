@@ -20,6 +20,7 @@ from typing import Any
 
 from autotune.core.facts import Facts
 from autotune.core.outcome import Outcome
+from autotune.vllm.logmemory import LATER, NOTHING, LineMemory, Told
 from autotune.vllm.logscan import DULL, PROBES, SPAM_WORDS, About, Scan, may_tell, scan_line
 from autotune.vllm.logservers import Servers
 from autotune.vllm.logsession import Mark
@@ -151,12 +152,6 @@ def _sieve() -> Sieve:
     return Sieve(words, spam=spam, dull=DULL)
 
 
-# Lines of one text with other figures are common: what one tells is kept for this many.
-_CACHED_LINES = 2048
-# The engine's config line is about 4 kB; what is longer is not kept, so that this stays under 20 MB.
-_CACHED_BYTES = 8192
-_TIME_BYTES = 128
-_TIMES = re.compile(rb"\d\d:\d\d:\d\d(?:[.,]\d+)?")
 # A wrapped log has as many joints as long lines, and they tell something; after so many in vain only
 # those near the end are looked at, where a failure is.
 _JOINTS_IN_VAIN = 3000
@@ -171,9 +166,9 @@ class _Reader:
 
     def __init__(self) -> None:
         self._servers = Servers()
-        # By a line's text without digits, where these do not matter; else by the text without its time.
-        self._scans: dict[bytes, tuple[Scan, ...]] = {}
-        self._exact: dict[bytes, tuple[Scan, ...]] = {}
+        self._memory = LineMemory(
+            self._told, digits=_DIGITS, errors_matter=lambda: self._servers.errors_matter
+        )
         self._in_vain = 0
         self._postponed: deque[tuple[Window, int, int]] = deque(maxlen=_LAST_JOINTS)
         self._joined_to = 0  # number of the last line that was read joined with others
@@ -244,39 +239,24 @@ class _Reader:
         return LogReading(**{**reading.__dict__, "others": tuple(others)}) if others else reading
 
     def _read(self, line: bytes, number: int, words: tuple[int, ...]) -> None:
-        end = line.find(b")") + 1 if line.startswith(b"(") else 0  # the process id is no mere figure
-        key = line[:end] + line[end:].translate(None, b"0123456789")
-        scans = self._scans.get(key)
-        if scans is None:
-            scans = self._scan(line, key, words)
-        for scan in scans:
+        for scan in self._memory.scans(line, words):
             self._known = self._known or not scan.error
             self._servers.apply(scan, number, answered=scan.serves and b"POST " in line)
 
-    def _scan(self, line: bytes, key: bytes, words: tuple[int, ...]) -> tuple[Scan, ...]:
-        raw = line.decode("utf-8", "replace")
+    def _told(self, raw: str, words: tuple[int, ...]) -> Told:
         probes = _probes_of(words)
         # A collector's JSON may have escaped what is looked for, the rest of a colour may stand before it.
         if "{" not in raw and "[0m" not in raw:
             probes = may_tell(raw, probes)
-        figures_matter = not _DIGITS.isdisjoint(words)
         # Half of it is not text: a binary file, of which no line is to be read.
         if not probes or raw.count("\ufffd") * 2 > len(raw) or any(word in raw for word in _REQUEST):
-            if not figures_matter:
-                _keep(self._scans, key, ())
-            return ()
-        if _ERRORS.issuperset(probes) and not self._servers.errors_matter:
-            return ()
-        exact_key = _without_times(line)
-        scans = self._exact.get(exact_key)
-        if scans is None:
-            # An escaped newline may divide a line so that a later part of it holds the word.
-            scans = tuple(scan for part in parse_line(raw) if not (scan := scan_line(part, probes)).quiet)
-            if figures_matter or any(scan.exact for scan in scans):
-                _keep(self._exact, exact_key, scans)
-            else:
-                _keep(self._scans, key, scans)
-        return scans
+            return NOTHING
+        only_errors = _ERRORS.issuperset(probes)
+        if only_errors and not self._servers.errors_matter:
+            return LATER
+        # An escaped newline may divide a line so that a later part of it holds the word.
+        scans = tuple(scan for part in parse_line(raw) if not (scan := scan_line(part, probes)).quiet)
+        return Told(scans, only_errors)
 
     def _read_paragraph(self, window: Window, position: int, number: int) -> None:
         """Look for texts that a terminal cut at its width."""
@@ -307,26 +287,6 @@ class _Reader:
             self._known = True
             self._servers.apply(scan, first, answered=False)
         self._servers.complete(scan, first, self._joined_to)
-
-
-def _without_times(line: bytes) -> bytes:
-    """Collectors and vLLM write the time at the beginning or at the end."""
-    if len(line) <= 2 * _TIME_BYTES:
-        return _TIMES.sub(b"", line)
-    return b"".join(
-        (
-            _TIMES.sub(b"", line[:_TIME_BYTES]),
-            line[_TIME_BYTES:-_TIME_BYTES],
-            _TIMES.sub(b"", line[-_TIME_BYTES:]),
-        )
-    )
-
-
-def _keep(cache: dict[bytes, tuple[Scan, ...]], key: bytes, scans: tuple[Scan, ...]) -> None:
-    if len(key) <= _CACHED_BYTES:
-        if len(cache) >= _CACHED_LINES:
-            cache.clear()
-        cache[key] = scans
 
 
 def _paragraph(window: Window, position: int) -> tuple[int, int]:

@@ -1,8 +1,9 @@
-"""Simulated cards for comparing search strategies: their truth, and an engine that launches on it.
+"""Landscapes for comparing search strategies: what may be launched, and what it is worth.
 
-truth.py       bytes and tokens per second of one launch, by formulas that the product does not use
+ground.py      what every landscape is
+truth.py       bytes and tokens per second of a simulated launch, by formulas that the product does not use
+simulated.py   that truth as an engine: noise, refusals, deaths, what a log would say
+recorded.py    the grid recorded from real vLLM
 catalogue.py   the landscapes: cards, models, targets, the published space of each
-simulated.py   the truth as an engine: noise, refusals, deaths, what a log would say
 rivals.py      strategies that people use today
-recorded.py    landscapes recorded from real vLLM
 """

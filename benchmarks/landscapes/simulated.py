@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +14,47 @@ from autotune.core.interval import Interval
 from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.core.workload import Workload
-from autotune.engines.base import Engine, LaunchFailed, MeasurePlan, Progress, Session, Window
-from benchmarks.landscapes.catalogue import Landscape
-from benchmarks.landscapes.truth import GIB, MIB, Launched
+from autotune.engines.base import LaunchFailed, MeasurePlan, Progress, Session, Window
+from benchmarks.landscapes.ground import Knowing
+from benchmarks.landscapes.truth import GIB, MIB, Card, Launched, Options, Truth
 
 #: Launch to launch and window to window, as shares; neighbouring windows are correlated.
 LAUNCH_NOISE, WINDOW_NOISE, CORRELATION = 0.015, 0.02, 0.4
 WINDOWS = 12
 
 
-class Card(Engine):
-    """Launches on the truth of a landscape under a seed; keeps what was launched."""
+class SimulatedCard(Knowing):
+    """Launches on the truth of a landscape under a seed."""
 
     name = "vllm"
     measured = True
 
-    def __init__(self, landscape: Landscape, seed: int) -> None:
-        self.landscape = landscape
-        self._truth = landscape.truth(seed)
+    def __init__(
+        self,
+        card: Card,
+        version: str,
+        truth: Truth,
+        options: Callable[[Mapping[str, Any]], Options],
+        seed: int,
+    ) -> None:
+        self._card, self._version, self._truth, self._options = card, version, truth, options
         self._random = np.random.default_rng([11, seed])
         self._known: dict[LaunchConfig, Launched] = {}
-        self.launched: list[LaunchConfig] = []
 
     def truth_of(self, config: LaunchConfig) -> Launched:
         if config not in self._known:
-            self._known[config] = self._truth.launch(self.landscape.options(config.params()))
+            self._known[config] = self._truth.launch(self._options(config.params()))
         return self._known[config]
 
+    def true_tok_s(self, config: LaunchConfig) -> float:
+        return self.truth_of(config).tok_s
+
+    def shown_tok_s(self, config: LaunchConfig) -> float | None:
+        launched = self.truth_of(config)
+        return None if launched.died else float(np.mean(self.rates(launched)))
+
     def device(self) -> Device:
-        card = self.landscape.card
+        card = self._card
         used = int((card.total_mib - card.free_mib) * MIB)
         return Device(
             card.name,
@@ -54,7 +66,7 @@ class Card(Engine):
         )
 
     def version(self) -> str:
-        return self.landscape.version
+        return self._version
 
     def argv(self, config: LaunchConfig) -> list[str]:
         return ["vllm", "serve", *(f"--{name}={value}" for name, value in config.params().items())]
@@ -63,7 +75,6 @@ class Card(Engine):
         return "model: simulated\n"
 
     def launch(self, config: LaunchConfig, *, log_path: Path, progress: Progress = lambda _: None) -> Session:
-        self.launched.append(config)
         log_path.touch()
         launched = self.truth_of(config)
         if launched.died:
@@ -86,7 +97,7 @@ class Card(Engine):
         """What a log says, rounded as vLLM rounds."""
         if launched.died in ("gate1_budget", "bad_arg"):
             return Facts()
-        o = self.landscape.options(config.params())
+        o = self._options(config.params())
 
         def rounded(value: float) -> int:
             return round(round(value / GIB, 2) * GIB)
@@ -96,7 +107,7 @@ class Card(Engine):
             held = launched.blocks * o.block
             told = {"num_gpu_blocks": launched.blocks, "block_size": o.block, "kv_tokens": held}
         return Facts(
-            requested_bytes=rounded(self.landscape.card.total_mib * MIB * o.gmu),
+            requested_bytes=rounded(self._card.total_mib * MIB * o.gmu),
             weights_bytes=rounded(launched.weights_bytes),
             offloaded_bytes=rounded(launched.moved_bytes) if o.offload_gb else None,
             kv_pool_bytes=rounded(launched.pool_bytes),
@@ -108,7 +119,7 @@ class Card(Engine):
 
 
 class _Session(Session):
-    def __init__(self, card: Card, config: LaunchConfig, launched: Launched) -> None:
+    def __init__(self, card: SimulatedCard, config: LaunchConfig, launched: Launched) -> None:
         self._card, self._config, self._launched = card, config, launched
 
     def facts(self) -> Facts:

@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from autotune.cli import main
+from autotune.cli.blocks_measured import _load
+from autotune.errors import BadInput
 from tests.cli.test_simulate import S1, VL
 from tests.engines.test_watch import page, server
 
@@ -100,6 +102,8 @@ def test_the_answer_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["--url", "gopher://x", "--seconds", "0"], 2, "is not a server"),
         ([*S1, "--compare", "16,x"], 2, "is not a list of block sizes"),
         ([*S1, "--record", "/nowhere/at/all.yaml"], 2, "cannot write"),
+        ([*S1, "--input-len", "1e400"], 2, "1e400"),
+        (["--url", "http://[::1", "--seconds", "0"], 2, "is not a server"),
     ],
 )
 def test_wrong_use_is_one_line(
@@ -115,3 +119,39 @@ def test_a_server_without_requests_yet_needs_lengths(capsys: pytest.CaptureFixtu
         code, _, err = run(capsys, "--url", url, "--seconds", "0")
     assert code == 2
     assert "answered no request yet" in err
+
+
+def test_a_block_size_that_the_pool_cannot_hold_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    made = answer(
+        capsys, *S1, "--pool-tokens", "64", "--compare", "16,64", "--input-len", "8", "--output-len", "8"
+    )
+    sizes = {row["block_size"]: row for row in made["block_sizes"]}
+    assert sizes[16]["accepted"] is True
+    # Two blocks at least: one is the null block.
+    assert sizes[64]["why"] == "a pool of 64 tokens holds no block of 64"
+
+
+def test_requests_longer_than_the_model_serves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"input_tokens": 1000, "output_tokens": 25}\n')
+    code, _, err = run(capsys, *S1, "--workload", str(path))
+    assert code == 2
+    assert "the longest request has 1025 tokens, more than max_model_len 1024" in err
+
+
+def test_another_kind_of_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with server(["<html>hello</html>"]) as (url, _):
+        code, _, err = run(capsys, "--url", url, "--seconds", "0")
+    assert code == 2
+    assert "is not a metric sample" in err
+    assert "is this a vLLM server?" in err
+
+
+def test_the_control_experiment_is_a_closed_loop(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"input_tokens": 9, "output_tokens": 5, "arrival_s": 0}\n' * 2)
+    given = {
+        "workload_file": path, "input_len": None, "output_len": None, "concurrency": None, "seed": 0,
+    }  # fmt: skip
+    with pytest.raises(BadInput, match="leave the arrival times out"):
+        _load(given, 4, (), 1024)

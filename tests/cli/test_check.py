@@ -165,6 +165,9 @@ def test_other_vllm_options_are_named_as_not_looked_at(check: Any) -> None:
     )
     assert found["not_looked_at"] == ["--served-model-name", "--port", "--foo=3"]
     assert "not looked at: --served-model-name --port --foo=3" in found["notes"]
+    # A line break or an escape sequence among them does not reach the terminal.
+    found = as_json_with_rest(check, *LLAMA, "--device", "H200", "--", "--foo\n\x1b[31mred")
+    assert "not looked at: --foo��[31mred" in found["notes"]
 
 
 def test_auto_length_says_what_fits(check: Any) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,34 @@ def test_what_cannot_be_read_is_one_clear_line(
     assert result.exception.exit_code == 2
     assert "\n" not in result.exception.message
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+def test_a_device_without_an_end_is_refused_and_not_read(device: str) -> None:
+    if not Path(device).exists():
+        pytest.skip(f"no {device} here")
+    result = explain(device)
+    assert isinstance(result.exception, BadInput)
+    assert result.exception.message == f"cannot read {device}: a device is no log"
+    assert answer(os.devnull)["outcome"] == "other"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_a_named_pipe_is_opened_once(tmp_path: Path) -> None:
+    # A look at it before the reading would end the writer, and leave the reading waiting for another one.
+    pipe = tmp_path / "vllm.pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(GATE3,), daemon=True)
+    writer.start()
+    reader = subprocess.run(
+        [sys.executable, "-m", "autotune", "explain", "--json", str(pipe)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(reader.stdout)["gate"] == "gate3_seq_too_long"
 
 
 def test_one_that_cannot_be_read_among_others_starts_nothing(tmp_path: Path) -> None:

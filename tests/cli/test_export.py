@@ -123,6 +123,13 @@ def test_what_cannot_be_exported_is_one_clear_line(
     assert out == ""
 
 
+@pytest.mark.parametrize("image", ["", "a b", "a\nb", "--privileged"])
+def test_an_image_that_is_none_is_refused_in_one_line(autotune: Any, tmp_path: Path, image: str) -> None:
+    code, out, err = autotune("export", str(tmp_path), "--format", "docker", f"--image={image}")
+    assert (code, out) == (2, "")
+    assert err == f"autotune: --image {image!r} is not of the form NAME:TAG\n"
+
+
 def test_a_scan_and_an_unreachable_run_say_what_to_do(autotune: Any, runs: Path) -> None:
     scan = run_of(runs, None)
     code, _, err = autotune("export", scan, "--runs-dir", str(runs))

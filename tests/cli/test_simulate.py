@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -135,3 +136,81 @@ def test_wrong_use_is_one_line_and_exit_2(
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_the_figure_shows_what_the_table_says(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.svg"
+    code, out, err = run(capsys, "--blocks", "500", "--requests", "150", "--plot", str(path))
+    assert code == 0, err
+    assert "█" in out
+    assert f"drawn: {path}" in err
+    svg = path.read_text()
+    root = ElementTree.fromstring(svg)
+    words = {text for node in root.iter() for text in [(node.text or "").strip()] if text}
+    assert set(POLICIES) <= words
+    said = next(text for text in words if "on average" in text)
+    made = simulated(capsys, "--blocks", "500", "--requests", "150")["policies"]
+    for name in POLICIES:
+        assert f"{name}: {made[name]['tok_s']:.1f} tokens per second" in said
+    # The contiguous pool fails where it is two thirds to four fifths used, the paged one never.
+    use = made["contiguous"]["written_at_failure"]
+    assert f"it failed {made['contiguous']['failures']} times, at {100 * use:.0f} % use on average" in said
+    assert said.count("it failed") == 1
+    assert any(text.startswith("no hole, though enough is free (") for text in words)
+    assert any(text.startswith("use of the pool in %: token slots that hold computed KV") for text in words)
+    # One crossed mark a failure (up to 150), drawn from one definition.
+    crosses = [node for node in root.iter() if node.tag.endswith("use")]
+    assert len(crosses) >= min(150, made["contiguous"]["failures"]) // 2
+    assert "var(--" not in svg
+
+
+def test_a_figure_without_a_contiguous_pool(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "b.svg"
+    few = ["--blocks", "500", "--requests", "20", "--policy", "low-water"]
+    assert run(capsys, *few, "--plot", str(path))[0] == 0
+    words = " ".join(node.text or "" for node in ElementTree.fromstring(path.read_text()).iter())
+    assert "low-water" in words
+    assert "use of the pool" not in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--plot", "a.png"], "must end in .svg"),
+        (["--plot", "/nonexistent/a.svg"], "cannot write /nonexistent/a.svg"),
+        (["--step-ms", "1e308"], "--step-ms"),
+        (["--rate", "1e-300"], "--rate"),
+        (["--prefill-us", "1e308"], "--prefill-us"),
+    ],
+)
+def test_absurd_numbers_and_files(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    code, out, err = run(capsys, "--blocks", "300", "--requests", "4", "--policy", "first-come", *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_no_policy_left_names_the_reason_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"input_tokens": 4000, "output_tokens": 1}\n')
+    code, _, err = run(capsys, "--blocks", "10", "--workload", str(path), "--concurrency", "1")
+    assert code == 2
+    assert err.startswith("autotune: a request needs 4000 tokens of KV, the pool holds 144 in all")
+
+
+def test_a_long_trace_is_cut_and_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"input_tokens": 4, "output_tokens": 1}\n' * 10_050)
+    few = ["--blocks", "100", "--policy", "first-come", "--workload", str(path), "--concurrency", "16"]
+    code, out, err = run(capsys, *few)
+    assert (code, out.startswith("SIMULATED, not measured: 10000 requests")) == (0, True)
+    assert "the first 10000 of 10050 requests: --requests says how many" in err
+
+
+def test_a_pool_of_a_billion_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    # Its free blocks are not listed one by one.
+    few = ["--requests", "4", "--policy", "first-come", "--policy", "contiguous"]
+    made = simulated(capsys, "--blocks", str(1 << 30), *few)
+    assert made["policies"]["first-come"]["requests"] == 4

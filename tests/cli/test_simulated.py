@@ -89,6 +89,32 @@ def test_simulated_launches_are_kept_for_nobody(autotune: Any, tmp_path: Path) -
     assert not (tmp_path / "cache").exists()
 
 
+def test_limits_on_latency_are_held_against_predictions(autotune: Any, tmp_path: Path) -> None:
+    code, out, err = autotune(
+        *("search", "--model", SMALL, "--engine", "sim", "--device", "3050ti", "--target-len", "1024"),
+        *("--max-launches", "4", "--concurrency", "4", "--max-tpot-ms", "400", "--vllm-version", "0.32.0"),
+    )
+    assert code == 0, err
+    assert "the limits are held against predicted latencies, not measured ones" in err
+    assert "PREDICTED, not measured" in out
+    folder = run_folder(tmp_path)
+    assert json.loads((folder / "result.json").read_text())["measured"] is False
+    launched = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    seen = [trial["measurement"] for trial in launched if trial.get("measurement")]
+    assert seen
+    assert all(measurement["p95_tpot_ms"] > 0 for measurement in seen)
+    assert all(measurement["p95_ttft_ms"] > 0 for measurement in seen)
+
+
+def test_a_recording_has_no_latencies(autotune: Any) -> None:
+    code, out, err = autotune(
+        *("search", "--engine", "replay", "--recording", RECORDING, "--target-len", "1024"),
+        *("--model", str(ROOT / "tests/data/models/qwen25-vl-3b-awq"), "--max-ttft-ms", "500"),
+    )
+    assert (code, out) == (2, "")
+    assert "a recording holds no latencies" in err
+
+
 def test_auto_falls_back_to_the_simulator(autotune: Any, nothing_here: None, tmp_path: Path) -> None:
     code, out, err = autotune(
         *("search", "--model", SMALL, "--device", "4090", "--target-len", "1024", "--max-launches", "3")

@@ -223,6 +223,26 @@ def test_offload_is_capped_by_decoder_layers(asked_gib: float, low_gib: float, h
     assert moved.high / GIB == pytest.approx(high_gib, abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype_bytes", "towers", "mib"),
+    [
+        # AWQ: gate and up of 2048 x 22016 at 4 bits, scales and zeros of 128-groups.
+        ("qwen25-vl-3b-awq", 2, False, 22.34),
+        # The merger's 5120 x 5120 (four patches of 1280), which AWQ leaves alone, and its bias.
+        ("qwen25-vl-3b-awq", 2, True, 50.01),
+        ("qwen25-vl-3b-awq", 4, True, 100.02),
+        # Where the decoder's is the largest anyway: gate and up of 4096 x 28672.
+        ("llama31-8b", 2, True, 224.0),
+    ],
+)
+def test_by_how_much_an_offload_can_overshoot(name: str, dtype_bytes: int, towers: bool, mib: float) -> None:
+    largest = model(name).largest_parameter_bytes(dtype_bytes, towers=towers)
+    assert largest / MIB == pytest.approx(mib, abs=0.01)
+    run = replace(BASE, cpu_offload_gb=0.5, dtype_bytes=dtype_bytes)
+    moved = offloaded_prior(run, model(name), "V1", Rules(column="0.32", offload_towers=towers))
+    assert moved.high - 0.5 * GIB == pytest.approx(largest)
+
+
 def test_offload_on_an_unsure_runner_may_move_nothing() -> None:
     run = replace(BASE, cpu_offload_gb=1.0)
     rules = Rules(offload_v2="ignored")
@@ -274,23 +294,39 @@ def test_dropped_encoders_leave_the_ledger() -> None:
 def test_launches_narrow_a_phase_once_and_on_both_sides() -> None:
     # Two launches show peaks of at most 50 of 100 and 60 of 200: the share is 0.3, whatever the order.
     one, two = parts(layers=Interval(0, 50, 100)), parts(layers=Interval(0, 50, 200))
-    for launches in ([(one, 50.0), (two, 60.0)], [(two, 60.0), (one, 50.0)]):
+    for launches in ([(one, 0.0, 50.0), (two, 0.0, 60.0)], [(two, 0.0, 60.0), (one, 0.0, 50.0)]):
         scale = scale_of(launches)
         assert scale.shares == (0.3, 1.0, 1.0)
         assert limited(parts(layers=Interval(0, 40, 300)), scale).layers == Interval(0, 40, 90)
 
 
+def test_a_share_that_a_launch_refutes_is_raised_to_what_it_needs() -> None:
+    # 0.3 of 100 would be 30, and the first launch's peak is 45 at least: 0.5 of its bound.
+    one, two = (
+        parts(layers=Interval(0, 50, 100)),
+        parts(layers=Interval(0, 50, 200), logits=Interval(0, 5, 10)),
+    )
+    scale = scale_of([(one, 45.0, 50.0), (two, 55.0, 60.0)])
+    assert scale.shares == (0.5, 1.0, 1.0)
+    # What a launch said itself still holds for it.
+    assert limited(two, scale).layers.high == 100
+    assert limited(two, scale, peak_high=60.0).layers == Interval(0, 50, 60)
+    # A phase that cannot be the peak is no reason to give another one more.
+    small = parts(layers=Interval(0, 5, 40), encoder=Interval(0, 30, 100))
+    assert scale_of([(small, 45.0, 50.0), (two, 55.0, 60.0)]).shares == (0.3, 1.0, 0.5)
+
+
 def test_a_peak_below_an_embedding_table_was_a_warm_cache() -> None:
     compiled = parts(layers=Interval(40, 600, 700), forward=Interval(40, 80, 100), compiling=590.0)
-    assert scale_of([(compiled, 650.0)]) == Scale(shares=(650 / 700, 1.0, 1.0))
-    warm = scale_of([(compiled, 240.0)])
+    assert scale_of([(compiled, 640.0, 650.0)]) == Scale(shares=(650 / 700, 1.0, 1.0))
+    warm = scale_of([(compiled, 230.0, 240.0)])
     assert warm.warm
     assert limited(compiled, warm).layers == Interval(40, 80, 100)
 
 
 def test_an_encoder_with_small_items_is_below_the_decoder() -> None:
     shown = parts(layers=Interval(60, 80, 100), encoder=Interval(0, 2500, 6000), kept=Interval(0, 60, 90))
-    less = limited(shown, scale_of([(shown, 240.0)]))
+    less = limited(shown, scale_of([(shown, 230.0, 240.0)]))
     assert (less.encoder.best, less.kept.best) == (0, 0)
     assert less.activation.best == 80
     assert less.encoder.high == pytest.approx(240)

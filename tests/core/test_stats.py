@@ -228,3 +228,21 @@ def test_ratio_interval_holds_the_truth_as_often_as_it_says() -> None:
         low, high = stats.ratio_interval(over, under)
         held += low <= 1.2 <= high
     assert 0.92 <= held / 2000 <= 0.98
+
+
+@pytest.mark.parametrize(
+    ("came", "answered", "behind"),
+    [
+        (100, 100, False),
+        # Chance alone: three deviations of a hundred are thirty.
+        (100, 70, False),
+        (100, 69, True),
+        # A tenth of ten thousand is more than that.
+        (10_000, 9_000, False),
+        (10_000, 8_999, True),
+        (0, 0, False),
+        (4, 9, False),
+    ],
+)
+def test_a_server_falls_behind(came: int, answered: int, behind: bool) -> None:
+    assert stats.falls_behind(came, answered) is behind

@@ -171,3 +171,19 @@ def test_first_requests_are_spread_over_their_output() -> None:
         assert max(b - a for a, b in pairwise(spread)) < 2.7 / count
     assert begun(Shape(100, 1), 3).output_tokens == 1
     assert begun(Shape(7, 9, prefix="p", prefix_tokens=4), 0).prefix == "p"
+
+
+def arriving(*seconds: float) -> Workload:
+    return Workload(4, tuple(Shape(8, 2, arrival_s=at) for at in seconds), ordered=True)
+
+
+def test_a_trace_begins_again_a_mean_gap_after_its_end() -> None:
+    # Given out of order, and from 2 s on: what counts is the time from the first one.
+    coming = arriving(3.0, 2.0, 6.0).coming()
+    assert [when for when, _ in islice(coming, 7)] == pytest.approx([0, 1, 4, 6, 7, 10, 12])
+
+
+@pytest.mark.parametrize("load", [arriving(5.0, 5.0), arriving(1.0)])
+def test_all_at_once_is_no_rate(load: Workload) -> None:
+    with pytest.raises(BadInput, match="all requests arrive at the same moment"):
+        load.coming()

@@ -20,9 +20,10 @@ import pytest
 from autotune.core.stats import pooled_rate
 from autotune.core.workload import Shape, Workload
 from autotune.engines.base import MeasurePlan, Window
-from autotune.engines.closed_loop import ClosedLoop, _Edge
+from autotune.engines.closed_loop import ClosedLoop
 from autotune.engines.completions import Completions
 from autotune.engines.load import BadAnswer, LoadClient, LoadError, ServerGone, ServerStuck
+from autotune.engines.metered import Edge
 from autotune.engines.prompts import Prompts
 
 #: Two sizes with equal weight: 20 output tokens a request on average.
@@ -454,9 +455,9 @@ def test_a_key_is_sent_where_the_server_asks_for_one(fake: StartFake) -> None:
         server.client().fill(64)
 
 
-def edge(at: float, **counts: float) -> _Edge:
-    zero = dict.fromkeys(_Edge.__dataclass_fields__, 0)
-    return _Edge(**{**zero, "at": at, "most_tokens": 10**9, **counts})  # type: ignore[arg-type]
+def edge(at: float, **counts: float) -> Edge:
+    zero = dict.fromkeys(Edge.__dataclass_fields__, 0)
+    return Edge(**{**zero, "at": at, "most_tokens": 10**9, **counts})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,16 @@ def test_what_was_asked_started_and_filled_is_on_record(tmp_path: Path) -> None:
         assert (session.facts().requested_len, session.facts().filled_len) == (300, None)
 
 
+def test_requests_that_come_at_times_of_their_own(tmp_path: Path) -> None:
+    load = Workload(8, tuple(Shape(24, 8, arrival_s=number / 8) for number in range(20)), ordered=True)
+    with engine().launch(CONFIG, log_path=tmp_path / "log") as session:
+        windows = list(session.measure(load, replace(PLAN, limit_s=6.0)))
+    assert len(windows) == 3
+    # Eight a second at most, whatever the server could do: none is sent before its time.
+    seconds = sum(window.seconds for window in windows)
+    assert 0 < sum(window.requests for window in windows) <= 8 * seconds + 8
+
+
 def test_it_serves_the_target_length_and_measures(tmp_path: Path) -> None:
     # 4 sequences x 400 tokens a second.
     with engine(env={"FAKE_RATE": "400"}).launch(CONFIG, log_path=tmp_path / "log") as session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from autotune.engines.simulated_log import HEAD
 from autotune.engines.simulated_memory import Truth
 from autotune.engines.simulator import SimulatorEngine
 from autotune.errors import BadInput
-from autotune.models import load_model
+from autotune.models import LoadedModel, load_model
 from autotune.vllm.logs import read_log_file
 from autotune.vllm.predict import Predictor
 
@@ -309,3 +310,101 @@ def test_the_command_names_the_model_and_every_option() -> None:
     pairs = dict(itertools.pairwise(argv))
     assert pairs["--max-num-seqs"] == "4"
     assert json.dumps(argv)
+
+
+# --- latencies
+
+
+def test_latencies_are_those_of_the_probes(tmp_path: Path) -> None:
+    with started(engine(), S1, tmp_path) as session:
+        windows = list(session.measure(LOAD, PLAN))
+        assert not any(window.ttft_ms or window.tpot_ms for window in windows)
+        windows = list(session.measure(LOAD, replace(PLAN, probes=1)))
+    # Of three waves of four clients a quarter.
+    first = [ms for window in windows for ms in window.ttft_ms]
+    further = [ms for window in windows for ms in window.tpot_ms]
+    assert 2 <= len(first) == len(further) <= 4
+    # Everybody has a seat: a step per token, four tokens a step.
+    assert 1000 * 4 / rate(windows) == pytest.approx(sum(further) / len(further), rel=0.1)
+    # The prompt is computed beside the others' decodes.
+    assert min(first) > 0.9 * min(further)
+
+
+def test_waiting_for_a_seat_counts_as_latency(tmp_path: Path) -> None:
+    times = {}
+    for clients in (4, 64):
+        with started(engine(), S1, tmp_path) as session:
+            load = Workload(clients, (Shape(96, 64),))
+            windows = list(session.measure(load, replace(PLAN, probes=clients)))
+        first = [ms for window in windows for ms in window.ttft_ms]
+        times[clients] = sum(first) / len(first)
+        # Little's law, each client waiting or served: clients = requests a second times seconds each.
+        span_s = sum(window.seconds for window in windows)
+        served = sum(window.requests for window in windows)
+        further = [ms for window in windows for ms in window.tpot_ms]
+        mean_s = (times[clients] + 63 * sum(further) / len(further)) / 1000
+        assert clients == pytest.approx(served / span_s * mean_s, rel=0.1)
+    # Four seats: the others wait for sixteen times as long as one is served.
+    assert times[64] > 10 * times[4]
+
+
+def test_one_token_has_no_time_per_further_token(tmp_path: Path) -> None:
+    with started(engine(), S1, tmp_path) as session:
+        windows = list(session.measure(Workload(4, (Shape(96, 1),)), replace(PLAN, probes=4)))
+    assert sum(len(window.ttft_ms) for window in windows) == sum(window.requests for window in windows)
+    assert not any(window.tpot_ms for window in windows)
+
+
+# --- what is learnt of it
+
+
+@pytest.mark.parametrize(("model", "card"), [(LLAMA, "4090"), (MODEL, "3060")])
+@pytest.mark.parametrize("version", ["0.20.0", "0.26.0", "0.32.0"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_launches_of_one_machine_do_not_contradict_each_other(
+    model: LoadedModel, card: str, version: str, seed: int, tmp_path: Path
+) -> None:
+    made = engine(device=device_named(card), model=model, version=version, seed=seed)
+    predictor, calibration = Predictor(model.spec, version), Calibration()
+    chance = random.Random(f"{card} {version} {seed}")
+    for _ in range(8):
+        config = LaunchConfig(
+            gpu_memory_utilization=chance.choice([0.85, 0.9]),
+            max_model_len=4096,
+            max_num_seqs=chance.choice([None, 1, 16, 256]),
+            max_num_batched_tokens=chance.choice([None, 512, 2048, 8192]),
+            enforce_eager=chance.choice([None, True]),
+        )
+        try:
+            facts = started(made, config, tmp_path).facts()
+        except LaunchFailed as failure:
+            facts = failure.facts
+        calibration = predictor.learn(calibration, config, made.device(), facts)
+    assert not [note for note in calibration.notes if "contradict" in note]
+
+
+# --- arrivals
+
+
+def test_a_load_with_arrivals_is_served_at_its_own_rate(tmp_path: Path) -> None:
+    # 0.2 a second of 64 tokens: 12.8 tok/s, about half of what four seats make.
+    shapes = tuple(Shape(96, 64, arrival_s=5.0 * number) for number in range(100))
+    with started(engine(), S1, tmp_path) as session:
+        windows = list(session.measure(Workload(4, shapes, ordered=True), replace(PLAN, probes=1)))
+    assert len(windows) == PLAN.windows
+    assert rate(windows) == pytest.approx(12.8, rel=0.02)
+    assert not any(window.doubts for window in windows)
+    # Every request is a probe.
+    first = [ms for window in windows for ms in window.ttft_ms]
+    assert len(first) == sum(window.requests for window in windows)
+    assert max(first) < 5000
+
+
+def test_arrivals_that_are_too_fast_wait_for_longer_and_longer(tmp_path: Path) -> None:
+    shapes = tuple(Shape(96, 64, arrival_s=0.5 * number) for number in range(100))
+    with started(engine(), S1, tmp_path) as session:
+        windows = list(session.measure(Workload(4, shapes, ordered=True), replace(PLAN, probes=1)))
+    # As fast as four clients that never stop.
+    assert rate(windows) == pytest.approx(24, rel=0.25)
+    assert "the server does not keep up" in windows[-1].doubts[0]
+    assert min(windows[-1].ttft_ms) > 2 * max(windows[0].ttft_ms[:2])

@@ -277,6 +277,12 @@ def test_a_start_may_take_what_was_measured_three_times_over(
     assert f"{most_s} s" in text
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_model_that_vllm_would_take_for_an_option_is_refused(tmp_path: Path, form: str) -> None:
+    with pytest.raises(BadInput, match="begins with a dash"):
+        export(past_of(tmp_path, model="--config=/etc/passwd"), form)
+
+
 @pytest.mark.parametrize("model", ["/models/a\nb", "/models/a\x1bb", "/models/a\u2028b", "/models/a\x85b"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_path_that_no_file_can_carry_is_refused_in_one_line(tmp_path: Path, model: str, form: str) -> None:
@@ -419,6 +425,7 @@ def test_all_fixes_what_was_left_to_vllm(tmp_path: Path) -> None:
         ({**CPU, "fingerprint": {"machine": "aarch64"}}, "vllm/vllm-openai-cpu:v0.32.0-arm64", ""),
         ({"vllm_version": "0.1.dev1+g123"}, None, "no official image"),
         ({"vllm_version": "unknown"}, None, "no official image"),
+        ({"vllm_version": "0.26.0\nimage: evil"}, None, "vLLM 0.26.0�image: evil has no official image"),
         ({**CPU, "vllm_version": "0.11.0"}, None, "no official CPU image"),
     ],
 )

@@ -42,6 +42,8 @@ class ScriptedEngine(Engine):
     facts: Facts = field(default_factory=Facts)
     memory: Device = CARD
     noise: tuple[float, ...] = (0.99, 1.0, 1.01, 1.0, 0.99, 1.01)
+    #: Milliseconds to the first token and per further token, None when nothing is streamed.
+    latency: Callable[[LaunchConfig], tuple[float, float] | None] = lambda _: None
     launched: list[LaunchConfig] = field(default_factory=list)
 
     name = "vllm"
@@ -84,7 +86,9 @@ class _ScriptedSession(Session):
     ) -> Iterator[Window]:
         for factor in self.engine.noise:
             rate = self.engine.speed(self.config) * factor
-            yield Window(seconds=10.0, output_tokens=round(rate * 10), requests=1)
+            seen = self.engine.latency(self.config)
+            ttft_ms, tpot_ms = ((seen[0],), (seen[1],)) if seen else ((), ())
+            yield Window(10.0, round(rate * 10), requests=1, ttft_ms=ttft_ms, tpot_ms=tpot_ms)
 
     def close(self) -> None:
         """Nothing runs."""

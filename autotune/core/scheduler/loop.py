@@ -232,7 +232,7 @@ class Loop:
             return False
         if self.contiguous:
             if len(self.contiguous.failures) > failures:
-                self.totals.written_at_failure.append(self._context / self.contiguous.tokens)
+                self.totals.failed_at.append((self.clock_s, self._context / self.contiguous.tokens))
             pause_s = (self.contiguous.moved_tokens - moved) * self.limits.move_s_per_token
             self.clock_s += pause_s
             self.totals.pause_s += pause_s
@@ -310,6 +310,7 @@ class Loop:
     def _made(self, tokens: int, done: list[Sequence]) -> None:
         self.totals.output_tokens += tokens
         self.totals.timeline.append((self.clock_s, self.totals.output_tokens))
+        self.totals.context_timeline.append(self._context)
         if not done:
             return
         gone = set(done)

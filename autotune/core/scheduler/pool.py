@@ -36,7 +36,12 @@ class PagedPool:
         self.caching = caching
         #: Blocks that sequences can have.
         self.usable = blocks - 1
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
+        # The queue of free blocks in three parts, first to last: those given back empty (the last one back is
+        # the first to go), those never given out, and those with content that may be reused. Only the middle
+        # is large from the start, and it is a range: pools of small models have tens of millions of blocks.
+        self._emptied: list[int] = []
+        self._fresh = 1
+        self._kept: OrderedDict[int, None] = OrderedDict()
         # Only blocks that more than one sequence reads are counted here.
         self._readers: dict[int, int] = {}
         self._key_of: dict[int, Key] = {}
@@ -45,18 +50,23 @@ class PagedPool:
     @property
     def free(self) -> int:
         """Blocks that could be given out now, cached content included."""
-        return len(self._free)
+        return len(self._emptied) + self.usable + 1 - self._fresh + len(self._kept)
 
     def take(self, count: int) -> list[int]:
         """`count` blocks, the least recently used first; their old content is gone.
 
         The caller has looked at `free`.
         """
-        popped = self._free.popitem
-        taken = [popped(last=False)[0] for _ in range(count)]
-        if self._key_of:
-            for block in taken:
-                self._forget(block)
+        emptied = self._emptied
+        taken = [emptied.pop() for _ in range(min(count, len(emptied)))]
+        fresh = min(count - len(taken), self.usable + 1 - self._fresh)
+        if fresh > 0:
+            taken += range(self._fresh, self._fresh + fresh)
+            self._fresh += fresh
+        for _ in range(count - len(taken)):
+            block = self._kept.popitem(last=False)[0]
+            self._forget(block)
+            taken.append(block)
         return taken
 
     def release(self, blocks: Sequence[int], *, full: int = 0) -> None:
@@ -69,13 +79,11 @@ class PagedPool:
         # The last block of a sequence is the least likely to be asked for again: it goes first.
         for block in reversed(blocks[:kept]):
             if self._let_go(block):
-                self._free[block] = None
+                self._kept[block] = None
         for block in reversed(blocks[kept:]):
             if self._let_go(block):
-                if self._key_of:
-                    self._forget(block)
-                self._free[block] = None
-                self._free.move_to_end(block, last=False)
+                self._forget(block)
+                self._emptied.append(block)
 
     def name(self, block: int, key: Key) -> None:
         """Says what a full block holds; the first block of a content keeps the name."""
@@ -95,13 +103,13 @@ class PagedPool:
 
     def idle(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` nobody reads: reusing them takes them out of the free ones."""
-        return sum(block in self._free for block in blocks)
+        return sum(block in self._kept for block in blocks)
 
     def share(self, blocks: Sequence[int]) -> None:
         """Adds a reader to each block."""
         for block in blocks:
-            if block in self._free:
-                del self._free[block]
+            if block in self._kept:
+                del self._kept[block]
             else:
                 self._readers[block] = self._readers.get(block, 1) + 1
 
@@ -114,10 +122,13 @@ class PagedPool:
                 count[block] = count.get(block, 0) + 1
         for block, readers in count.items():
             assert readers == self._readers.get(block, 1), f"block {block} is owned twice"
-        assert not count.keys() & self._free.keys(), "an owned block is free"
-        assert len(count) + len(self._free) == self.usable, "a block is lost"
+        free = {*self._emptied, *self._kept}
+        assert len(free) == len(self._emptied) + len(self._kept), "a block is free twice"
+        assert not count.keys() & free, "an owned block is free"
+        assert max([0, *count, *free]) < self._fresh, "a block that was never given out is in use"
+        assert len(count) + self.free == self.usable, "a block is lost"
         assert 0 not in count, "the null block is owned"
-        assert 0 not in self._free, "the null block is free"
+        assert 0 not in free, "the null block is free"
         assert {self._block_of[key] for key in self._block_of} == set(self._key_of)
 
     def _let_go(self, block: int) -> bool:

@@ -19,7 +19,8 @@ class Totals:
     Attributes:
         timeline: (seconds, output tokens so far) after each change.
         scheduled_tokens: computed, recomputation included.
-        written_at_failure: of the contiguous pool: share that held KV each time no hole was large enough.
+        context_timeline: tokens whose KV lay in the pool at each of those changes, those just done included.
+        failed_at: of the contiguous pool: (seconds, share that held KV) each time no hole was large enough.
     """
 
     steps: int = 0
@@ -40,7 +41,8 @@ class Totals:
     peak_waiting: int = 0
     peak_usage: float = 0.0
     timeline: list[tuple[float, int]] = field(default_factory=list)
-    written_at_failure: list[float] = field(default_factory=list)
+    context_timeline: list[int] = field(default_factory=list)
+    failed_at: list[tuple[float, float]] = field(default_factory=list)
 
     def spend(self, seconds: float, steps: int, resident: int, waiting: int, used_share: float) -> None:
         """Adds up what holds during `steps` steps of `seconds` together."""
@@ -173,7 +175,7 @@ def report_of(loop: Loop) -> Report:
         mean_table_blocks=totals.table_blocks / max(1, len(done)),
         longest_table_blocks=totals.longest_table,
         failures=len(failures),
-        written_at_failure=float(np.mean(totals.written_at_failure)) if failures else None,
+        written_at_failure=float(np.mean([share for _, share in totals.failed_at])) if failures else None,
         reserved_at_failure=float(np.mean(failures)) if failures else None,
         moved_tokens=loop.contiguous.moved_tokens if loop.contiguous else 0,
         pause_s=totals.pause_s,

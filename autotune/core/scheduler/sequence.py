@@ -69,6 +69,18 @@ class Sequence:
         return self.output_tokens - self.produced
 
     @property
+    def token_times_ms(self) -> tuple[float, float | None] | None:
+        """Milliseconds from its arrival to its first token, and from one further token to the next (None of a
+        single one); None while it is not answered.
+        """
+        if self.first_token_s is None or self.finished_s is None:
+            return None
+        first_ms = 1e3 * (self.first_token_s - self.arrival_s)
+        if self.output_tokens < 2:
+            return first_ms, None
+        return first_ms, 1e3 * (self.finished_s - self.first_token_s) / (self.output_tokens - 1)
+
+    @property
     def allowed_tokens(self) -> int:
         """Slots it may come to need: the last output token's KV is never written."""
         return self.input_tokens + self.shape.allowed_output_tokens - 1

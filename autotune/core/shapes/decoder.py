@@ -106,7 +106,12 @@ class Blueprint:
         return self.first.part(tp) + norm, True, True
 
     def largest_bytes(self, dtype_bytes: float) -> float:
+        """Bytes of the decoder's largest parameter."""
         return max(kind.largest_bytes(dtype_bytes) for kind in self.kinds)
+
+    def largest_tower_bytes(self, dtype_bytes: float) -> float:
+        """Bytes of the largest parameter of the encoders whose tensors are known."""
+        return max((layer.largest_bytes(dtype_bytes) for layer, _ in self.tower_layers), default=0.0)
 
 
 def stage_layers(layers: int, stages: int, stage: int) -> range:

@@ -73,6 +73,9 @@ def _packed(layers: Layers, packing: Packing, family: str) -> tuple[Layers, list
 class _Uncertain(Layer):
     """A layer between its packed and its plain size."""
 
+    def largest_bytes(self, dtype_bytes: float) -> float:
+        return Layer(self.tensors).largest_bytes(dtype_bytes)
+
     def part(self, tp: int) -> Part:
         plain, packed = Layer(self.tensors).part(tp), super().part(tp)
         # In bytes at 16 bits: what packing would save.

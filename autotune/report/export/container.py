@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autotune.errors import BadInput
 from autotune.report.export.deployment import Deployment, container_environment, folder_path
-from autotune.report.values import text
+from autotune.report.values import one_line, text
 
 #: The port that vLLM's server listens on when none is given.
 _PORT = 8000
@@ -140,7 +140,8 @@ def official_image(given: Deployment) -> str:
     match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(\.post\d+)?", plain)
     if match is None:
         raise BadInput(
-            f"vLLM {given.version} has no official image", hint="name one with --image REPOSITORY:TAG"
+            f"vLLM {one_line(given.version)} has no official image",
+            hint="name one with --image REPOSITORY:TAG",
         )
     if not given.cpu:
         return f"vllm/vllm-openai:v{plain}"

@@ -139,6 +139,9 @@ def deployment(past: PastRun, launch: str | None = None) -> Deployment:
     prefix, rest, as_module = _split(argv, text(fingerprint.get("vllm_command")))
     model = _model(rest, as_module) or past.model
     _printable([model])
+    if model.startswith("-"):
+        # Its place in the command is bare: vLLM would take it for an option, `--config=FILE` for one.
+        raise BadInput(f"model {model[:60]!r} begins with a dash: vLLM would take it for an option")
     device = mapping(past.run.get("device"))
     environment = launch_environment(past)
     visible = environment.get("CUDA_VISIBLE_DEVICES")

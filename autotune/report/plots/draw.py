@@ -11,10 +11,12 @@ import io
 import re
 import warnings
 from collections.abc import Callable
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK, MUTED, GRID, PAPER = "#010101", "#010102", "#010103", "#010104"
 BEST, DEFAULT, OTHER, PREDICTED = "#010201", "#010202", "#010203", "#010204"
@@ -66,6 +68,17 @@ def drawn(name: str, title: str, description: str, height: float, draw: Callable
         height: inches.
         draw: puts the data on the axes.
     """
+    return figure_drawn(name, title, description, (_WIDTH, height), lambda figure: draw(figure.add_subplot()))
+
+
+def figure_drawn(
+    name: str, title: str, description: str, inches: tuple[float, float], draw: Callable[[Figure], None]
+) -> str:
+    """As `drawn`, for a figure of several axes that `draw` adds.
+
+    Args:
+        inches: width and height.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -78,12 +91,26 @@ def drawn(name: str, title: str, description: str, height: float, draw: Callable
         matplotlib.rcParams.update(settings)
         # Letters that matplotlib's own font lacks: only their width is measured with it.
         warnings.simplefilter("ignore")
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=inches, layout="constrained")
         canvas: Any = FigureCanvasSVG(figure)
-        draw(figure.add_subplot())
+        draw(figure)
         nothing: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         canvas.print_svg(stream, metadata=nothing)
     return _for_page(stream.getvalue(), name, title, description)
+
+
+def as_file(svg: str) -> str:
+    """A drawn `<svg>` as a file of its own: the page's light colours on its paper, for any viewer."""
+    sheet = resources.files("autotune.report.html").joinpath("page.css").read_text(encoding="utf-8")
+    light = sheet[: sheet.index("@media")]
+    colours: dict[str, str] = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", light))
+    body = re.sub(r"var\(--([a-z]+)\)", lambda m: colours[m[1]], svg)
+    at = body.index(">") + 1
+    style = "svg * { stroke-linejoin: round } text { font-family: system-ui, 'Segoe UI', Roboto, sans-serif }"
+    paper = f'<rect width="100%" height="100%" fill="{colours["paper"]}"/>'
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n{body[:at]}\n<style>{style}</style>\n{paper}{body[at:]}\n'
+    )
 
 
 def quiet_legend(axes: Axes, columns: int = 3) -> None:

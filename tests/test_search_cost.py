@@ -1,0 +1,107 @@
+"""benchmarks/search_cost.py: what it prints, and that its landscapes are what they say they are."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.spaces import Space
+from benchmarks import search_cost
+from benchmarks.landscapes.catalogue import SIMULATED, Landscape, landscapes
+from benchmarks.landscapes.ground import Ground
+from benchmarks.landscapes.recorded import CPU_GRID
+
+STRATEGIES = {"autotune", "random+gate", "tpe", "tpe+gate", "gmu walk + grid", "coordinates"}
+
+
+def tiny() -> Landscape:
+    """The 12 GB card with a few dozen candidates."""
+    space = Space(
+        "tiny",
+        {
+            "gpu_memory_utilization": (0.80, 0.92, 0.98),
+            "max_model_len": (4096,),
+            "max_num_seqs": (None, 8, 32, 64),
+            "max_num_batched_tokens": (512, 2048),
+            "block_size": (None, 32),
+        },
+    )
+    (card,) = [place for place in SIMULATED if place.name == "roomy-12gb"]
+    return replace(card, name="tiny", space=space)
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict:
+    with pytest.MonkeyPatch.context() as patch, pytest.MonkeyPatch.context() as out:
+        patch.setattr(search_cost, "landscapes", lambda: [tiny()])
+        patch.setattr("sys.argv", ["search_cost.py", "--quick", "--json", "--seeds", "1", "--jobs", "1"])
+        lines: list[str] = []
+        out.setattr("builtins.print", lambda *text, **_: lines.append(" ".join(map(str, text))))
+        assert search_cost.main() == 0
+    found: dict = json.loads("\n".join(lines))
+    return found
+
+
+def test_the_json_has_the_agreed_layout(printed: dict) -> None:
+    (landscape,) = printed["landscapes"].values()
+    assert list(printed["landscapes"]) == ["tiny"]
+    assert landscape["misleading"] is False
+    assert set(landscape["strategies"]) == STRATEGIES
+    for found in landscape["strategies"].values():
+        assert found["launches_to_2pct"].keys() == {"median", "p90"}
+        assert 1 <= found["launches_to_2pct"]["median"] <= found["launches_to_2pct"]["p90"]
+        assert found["dead"]["median"] >= 0
+        assert found["wrong_refusals"] == 0
+        assert found["regret"].keys() == {"5", "10", "20"}
+        assert 0 <= found["regret"]["20"] <= found["regret"]["10"] + 0.05
+
+
+def test_the_product_finds_the_best_of_a_tiny_space(printed: dict) -> None:
+    ours = printed["landscapes"]["tiny"]["strategies"]["autotune"]
+    assert ours["launches_to_2pct"]["median"] <= 8
+    assert ours["dead"]["median"] <= 1
+    assert ours["final_regret"]["mean"] < 0.03
+
+
+def test_there_are_eight_landscapes_with_misleading_ones_among_them() -> None:
+    names = [place.name for place in landscapes()]
+    assert len(names) == len(set(names)) >= 8
+    assert sum(place.misleading for place in landscapes()) >= 2
+    assert ("recorded-cpu-grid" in names) == CPU_GRID.exists()
+
+
+@pytest.mark.parametrize("place", SIMULATED, ids=lambda place: place.name)
+def test_what_starts_is_never_refused_and_something_starts(place: Landscape) -> None:
+    ground = Ground(place, 3)
+    assert ground.best > 0
+    assert not [config for config in ground.refused if ground.rates[config] > 0]
+    assert ground.refused or not place.tight
+
+
+def test_a_truth_shares_no_arithmetic_with_the_product() -> None:
+    source = Path(search_cost.ROOT / "benchmarks/landscapes/truth.py").read_text()
+    modules = [
+        name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+        )
+    ]
+    assert modules
+    assert not [name for name in modules if name.startswith("autotune")]
+
+
+@pytest.mark.skipif(not CPU_GRID.exists(), reason="not recorded yet")
+def test_on_the_recorded_grid_nothing_that_served_is_refused_and_no_launch_dies() -> None:
+    (grid,) = [place for place in landscapes() if place.name == "recorded-cpu-grid"]
+    (ours,) = search_cost.runs_of(grid, ["autotune"], 0)
+    assert ours.wrong_refusals == 0
+    assert ours.dead == 0
+    assert ours.gate_loss == 0
+    # Worse than this would be no better than the middle of the grid.
+    assert ours.final_regret < 0.25
