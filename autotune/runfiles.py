@@ -197,9 +197,10 @@ def _read(path: Path, most_bytes: int) -> bytes:
     except OSError as error:
         reason = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise BadInput(f"cannot read {path}: {reason}") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise BadInput(f"cannot read {path}: not a regular file")
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise BadInput(f"cannot read {path}: not a regular file")
         try:
             data = file.read(most_bytes + 1)
         except OSError as error:

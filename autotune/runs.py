@@ -152,9 +152,11 @@ class RunFolder:
         """
         refuse_links(self.path)
         try:
-            lock = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            # Non-blocking: opening a FIFO would otherwise wait for its other end for ever.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            lock = os.open(self.path / ".lock", flags, 0o600)
         except OSError as error:
-            raise cannot_write(self.path, error) from error
+            raise cannot_write(self.path / ".lock", error) from error
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -201,13 +202,24 @@ def test_links_are_not_read_or_appended_to(tmp_path: Path) -> None:
         append_line(folder.path / "trials.jsonl", "{}")
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 @pytest.mark.parametrize("name", ["run.yaml", "trials.jsonl", "result.json"])
-def test_a_fifo_does_not_hang_the_reader(tmp_path: Path, name: str) -> None:
+def test_a_fifo_or_a_folder_in_place_of_a_file(
+    tmp_path: Path, name: str, make: Callable[[Path], None]
+) -> None:
     folder = RunFolder.create(tmp_path, "m")
-    os.mkfifo(folder.path / name)
+    make(folder.path / name)
     reader = {"run.yaml": folder.run_record, "trials.jsonl": folder.trials, "result.json": folder.result}
     with pytest.raises(BadInput, match="not a regular file"):
         reader[name]()
+
+
+def test_a_fifo_does_not_hang_who_locks(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, "m")
+    (folder.path / ".lock").unlink(missing_ok=True)
+    os.mkfifo(folder.path / ".lock")
+    with pytest.raises(EngineUnavailable, match="cannot write"), folder.hold():
+        pass
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

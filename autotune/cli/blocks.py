@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.options import finite, vllm_options
+from autotune.cli.options import check_place, finite, vllm_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,6 +90,8 @@ def command(as_json: bool, record: Path | None, words: tuple[str, ...], **given:
     talk = Console(stderr=True)
     if (given["model"] is None) == (given["url"] is None):
         raise BadInput("give either --model (and --device) or --url")
+    if record is not None:
+        check_place(record, "--record")
     if given["engine_name"] == "vllm":
         if given["url"] is not None:
             raise BadInput("--engine vllm launches servers of its own: give --model, not --url")
@@ -127,22 +129,20 @@ def _measured(
 
 
 def _of_model(given: dict[str, Any]) -> BlockAnswer:
+    from autotune.cli.simulated import device_and_version
     from autotune.core import blocks
     from autotune.core.launch import OPTION_NAMES, LaunchConfig, check_option
-    from autotune.devices import find_device
     from autotune.errors import BadInput
     from autotune.known import learn_from
     from autotune.models import load_model
     from autotune.report.blocks import BlockAnswer, BlockRow
     from autotune.speeds import learn_speed
     from autotune.vllm.predict import Predictor
-    from autotune.vllm.versions import rules_for
 
     options = {n: check_option(n, given[n]) for n in OPTION_NAMES if given.get(n) is not None}
     sizes = sizes_from_text(given["compare"] or _COMPARED)
     loaded = load_model(given["model"])
-    version = given["vllm_version"] or rules_for("unknown").column
-    named = find_device(given["device_text"] or "auto")
+    named, version = device_and_version(given["device_text"], given["vllm_version"])
     predictor = Predictor(loaded.spec, version)
     memory = learn_from(predictor, named.device, given["observations"], version=version, cached=False)
     speed = learn_speed(loaded.spec, named.device, given["observations"], version=version).speed

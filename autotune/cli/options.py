@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -252,3 +253,21 @@ def parse_workload(
     if longest > target_len:
         raise BadInput(f"the longest request has {longest} tokens, more than --target-len {target_len}")
     return concurrency, shapes
+
+
+def check_place(path: Path, option: str) -> None:
+    """Refuses a file that cannot be written, before anything is computed for it.
+
+    Raises:
+        BadInput: its folder is missing or closed, or it is a folder itself.
+    """
+    folder = path.expanduser().absolute().parent
+    why = ""
+    if not folder.is_dir():
+        why = f"there is no folder {folder}"
+    elif path.is_dir():
+        why = "it is a folder"
+    elif not os.access(folder, os.W_OK):
+        why = f"{folder} is read-only"
+    if why:
+        raise BadInput(f"{option}: cannot write {path}: {why}")

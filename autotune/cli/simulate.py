@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.options import finite, vllm_options
+from autotune.cli.options import check_place, finite, vllm_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,6 +86,8 @@ def command(as_json: bool, plot: Path | None, **given: Any) -> int:
 
     if plot is not None and plot.suffix.lower() != ".svg":
         raise BadInput(f"--plot {plot}: writes SVG, so the name must end in .svg")
+    if plot is not None:
+        check_place(plot, "--plot")
     talk = Console(stderr=True)
     made = _simulated(given, talk)
     for note in made.notes:
@@ -208,22 +210,20 @@ def _plain(given: dict[str, Any], options: dict[str, Any]) -> _Setting:
 def _of_model(given: dict[str, Any], options: dict[str, Any]) -> _Setting:
     from dataclasses import replace
 
+    from autotune.cli.simulated import device_and_version
     from autotune.core.launch import LaunchConfig
     from autotune.core.roofline import StepModel, costs_of
-    from autotune.devices import find_device
     from autotune.errors import BadInput
     from autotune.known import learn_from
     from autotune.models import load_model
     from autotune.speeds import learn_speed
     from autotune.vllm.predict import Predictor
     from autotune.vllm.speed import limits_of
-    from autotune.vllm.versions import rules_for
 
     if given["step_ms"] is not None or given["prefill_us"] is not None:
         raise BadInput("--step-ms and --prefill-us: only with --blocks")
     loaded = load_model(given["model"])
-    version = given["vllm_version"] or rules_for("unknown").column
-    named = find_device(given["device_text"] or "auto")
+    named, version = device_and_version(given["device_text"], given["vllm_version"])
     predictor = Predictor(loaded.spec, version)
     memory = learn_from(predictor, named.device, given["observations"], version=version, cached=False)
     verdict = predictor.verdict(LaunchConfig.from_params(options), memory.device, memory.calibration)

@@ -102,6 +102,27 @@ def _here(missing: str | None) -> NamedDevice:
         ) from None
 
 
+def device_and_version(device_text: str | None, version: str | None) -> tuple[NamedDevice, str]:
+    """The device in question, and the vLLM version: of this machine's own device, that of its vLLM.
+
+    Raises:
+        BadInput: no such device.
+        EngineUnavailable: none was named, and there is none here.
+    """
+    from autotune.devices import find_device
+    from autotune.engines.find import find_vllm
+    from autotune.vllm.versions import rules_for
+
+    newest = rules_for("unknown").column
+    if device_text not in (None, "auto"):
+        return find_device(device_text), version or newest
+    try:
+        found = find_vllm(None)
+    except EngineUnavailable:
+        return find_device("auto"), version or newest
+    return find_device("auto", python=found.python, backend=found.kind), version or found.version
+
+
 def _is_my_gpu(device: NamedDevice) -> bool:
     """Whether the named card is in this machine."""
     from autotune.core.device import DeviceKind

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from autotune.cli import main
 from autotune.cli.blocks_measured import _load
 from autotune.errors import BadInput
+from tests.cli.test_search import TINY
 from tests.cli.test_simulate import S1, VL
 from tests.engines.test_watch import page, server
 
@@ -43,6 +45,25 @@ def test_block_size_adds_no_capacity(capsys: pytest.CaptureFixture[str]) -> None
     assert "multiple of 16" in sizes[8]["why"]
     assert sizes[128]["waste_ratio"] > 5 * sizes[16]["waste_ratio"]
     assert sizes[128]["block_table_length"] < sizes[16]["block_table_length"] / 4
+
+
+def test_without_a_device_it_is_this_machines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without a GPU, with vLLM for CPUs, whose blocks are multiples of 32."""
+    found = types.SimpleNamespace(kind="cpu", python=None, version="0.32.0")
+    monkeypatch.setattr("autotune.engines.find.find_vllm", lambda _: found)
+    made = answer(capsys, "--model", TINY, "--max-model-len", "1024", "--compare", "16,32")
+    accepted = {row["block_size"]: row["accepted"] for row in made["block_sizes"]}
+    assert (accepted[16], accepted[32]) == (False, True)
+
+
+def test_a_place_that_cannot_be_written_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *S1, "--record", str(tmp_path / "none" / "a.yaml"))
+    assert (code, out) == (2, "")
+    assert "there is no folder" in err
 
 
 def test_the_record_is_yaml_and_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
