@@ -1,5 +1,6 @@
 """For all tests: what commands keep between runs goes into a folder of the test's own."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,11 @@ from hypothesis import HealthCheck, settings
 # Speed is measured by benchmarks/: a slow moment of the machine is no fault.
 settings.register_profile("autotune", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("autotune")
+
+# A suite started with nohup or in the background of a script ignores these, and so would all that it starts.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -70,7 +70,8 @@ def test_it_runs_in_its_own_session_with_a_private_log_and_folder(start, tmp_pat
 
 
 def test_term_comes_first(start, tmp_path: Path) -> None:
-    code = "import signal, sys, time; signal.signal(15, lambda *_: (print(15, flush=True), sys.exit(3)))"
+    # Not print: the signal may come while the first one still flushes.
+    code = "import os, signal, sys, time; signal.signal(15, lambda *_: (os.write(1, b'15\\n'), sys.exit(3)))"
     process, _ = start(f"{code}; print(1, flush=True); time.sleep(600)", lines=1)
     begin = time.monotonic()
     process.end()

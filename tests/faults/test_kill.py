@@ -64,7 +64,8 @@ def test_5_kills_of_a_search_on_servers_leave_no_process_and_lose_no_launch(tmp_
                 kills += 1
             _, err = process.communicate(timeout=240)
             code = process.returncode
-        assert wait_until(lambda: servers_of(tmp_path) == [], 5), servers_of(tmp_path)
+        # Within 5 s on a quiet machine; shared cores stand still for longer than that at times.
+        assert wait_until(lambda: servers_of(tmp_path) == [], 20), servers_of(tmp_path)
     assert code == 0, err
     (run,) = (tmp_path / "runs").iterdir()
     result = json.loads((run / "result.json").read_text())
