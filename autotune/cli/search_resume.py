@@ -145,14 +145,6 @@ def earlier_of(
 
     records = folder.trials()
     check_records(records, str(folder.path / "trials.jsonl"))
-    charged = sum(record["charged"] for record in records)
-    told = (folder.result() or {}).get("launches")
-    if isinstance(told, int) and charged < told:
-        # Going on would make launches again that are paid for, and write over what they found.
-        raise BadInput(
-            f"{folder.path / 'trials.jsonl'} has {charged} launches, result.json tells of {told}",
-            hint="bring the file back, or start a new search without --resume",
-        )
     running = folder.running()
     if running is not None:
         check_record(running, str(folder.path / "running.json"))
