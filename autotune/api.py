@@ -8,13 +8,13 @@ a `listener` or is part of the result. What ends a command with an exit code is 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import BadInput
+from autotune.nearby import did_you_mean
 from autotune.results import CheckResult, Explanation, ScanResult, SearchResult
 
 if TYPE_CHECKING:
@@ -262,10 +262,7 @@ def _parsed(
     words = list(first)
     for key, value in given.items():
         if key not in options:
-            close = difflib.get_close_matches(key[:60], options, n=1)
-            raise BadInput(
-                f"{name}() has no option {key[:60]!r}", hint=f"did you mean {close[0]!r}?" if close else ""
-            )
+            raise BadInput(f"{name}() has no option {key[:60]!r}", hint=did_you_mean(key, options))
         if value != options[key].default:
             words += _words(options[key], key, value)
     try:

@@ -26,6 +26,7 @@ from typing import Any
 
 from autotune import redact
 from autotune.errors import EngineUnavailable
+from autotune.runfiles import let_go
 
 _POLL_S = 0.5
 
@@ -73,11 +74,7 @@ def hold(
             with contextlib.suppress(OSError):
                 # What the file says is out of date from here on.
                 os.ftruncate(handle, 0)
-            with contextlib.suppress(OSError):
-                # Closing would not do: a child that another thread starts at this moment has the handle, too,
-                # until it becomes its own program.
-                fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
+            let_go(handle)
 
 
 def _take(folder: Path, devices: Sequence[str]) -> tuple[list[int], str | None]:

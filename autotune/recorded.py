@@ -55,6 +55,15 @@ class RecordedLaunch:
     #: Variables of the server's environment that change what it counts.
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def tok_s(self) -> float | None:
+        """Tokens over seconds at the largest recorded load; None when it did not serve."""
+        rates = self.busiest()
+        if not rates:
+            return None
+        seconds = [rate.seconds or 1.0 for rate in rates]
+        return math.fsum(r.tok_s * s for r, s in zip(rates, seconds, strict=True)) / math.fsum(seconds)
+
     def busiest(self) -> tuple[Rate, ...]:
         """The rates at the largest recorded load: each configuration saturated."""
         most = max((rate.concurrency or 0 for rate in self.rates), default=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -78,6 +79,17 @@ def append_line(path: Path, line: str) -> None:
             raise cannot_write(path, error) from error
     finally:
         os.close(handle)
+
+
+def let_go(lock: int) -> None:
+    """Ends a lock (flock) and closes its file.
+
+    Closing alone would not do: a child that another thread starts at this moment has the handle, too, until
+    it becomes its own program.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 def read_document(path: Path, most_bytes: int = _MOST_DOCUMENT_BYTES) -> bytes:

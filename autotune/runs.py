@@ -35,6 +35,7 @@ from autotune.runfiles import (
     bounded,
     cannot_write,
     inside,
+    let_go,
     mend_lines,
     parse_record,
     read_document,
@@ -169,7 +170,7 @@ class RunFolder:
             self._mend()
             yield
         finally:
-            os.close(lock)
+            let_go(lock)
 
     def _mend(self) -> None:
         """Whole lines only in trials.jsonl and the journal; no secrets in the newest log."""

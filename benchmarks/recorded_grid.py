@@ -53,11 +53,8 @@ def points_of(recording: Recording) -> list[Point]:
     """What served, fastest first."""
     found: dict[LaunchConfig, list[tuple[str, float, int]]] = defaultdict(list)
     for launch in recording.launches:
-        rates = launch.busiest()
-        if rates:
-            seconds = math.fsum(rate.seconds or 1.0 for rate in rates)
-            mean = math.fsum(rate.tok_s * (rate.seconds or 1.0) for rate in rates) / seconds
-            found[launch.config].append((launch.name, mean, len(rates)))
+        if launch.tok_s is not None:
+            found[launch.config].append((launch.name, launch.tok_s, len(launch.busiest())))
     points = [
         Point(rows[0][0], config, tuple(row[1] for row in rows), min(row[2] for row in rows))
         for config, rows in found.items()

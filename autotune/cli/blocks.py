@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from autotune.cli.options import check_place, finite, vllm_options
+from autotune.cli.streams import answer_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,14 +106,13 @@ def command(as_json: bool, record: Path | None, words: tuple[str, ...], **given:
     if as_json:
         click.echo(json.dumps(answer.as_dict(), indent=1))
     else:
-        print_blocks(Console(width=None if sys.stdout.isatty() else 110), answer)
+        print_blocks(answer_console(), answer)
     return 0
 
 
 def _measured(
     given: dict[str, Any], words: tuple[str, ...], talk: Console, as_json: bool, record: Path | None
 ) -> int:
-    from rich.console import Console
 
     from autotune.cli.blocks_measured import experiment
     from autotune.report.blocks import experiment_json, print_experiment
@@ -124,7 +123,7 @@ def _measured(
     if as_json:
         click.echo(json.dumps(experiment_json(made), indent=1))
     else:
-        print_experiment(Console(width=None if sys.stdout.isatty() else 120), made)
+        print_experiment(answer_console(120), made)
     return 0
 
 

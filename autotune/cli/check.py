@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,9 @@ import click
 
 from autotune.cli.options import parse_environment, parse_passthrough, vllm_options
 from autotune.cli.predicted import LoadAsked, load_options
+from autotune.cli.streams import answer_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from autotune.core.calibration import Calibration
     from autotune.core.device import Device
     from autotune.core.launch import LaunchConfig
@@ -74,7 +72,7 @@ def command(*, as_json: bool, **options: Any) -> int:
     if as_json:
         click.echo(json.dumps(check_json(answer), indent=1))
     else:
-        print_check(_answer_console(), answer)
+        print_check(answer_console(), answer)
     return 0
 
 
@@ -221,10 +219,3 @@ def _longest(predictor: Predictor, config: LaunchConfig, device: Device, calibra
     least = predictor.longest_length(config, device, calibration, surely=True) or 0
     fits = f"{most:,}" if least == most else f"between {least:,} and {most:,}"
     return f"--max-model-len auto: {fits} tokens fit (the model allows {predictor.longest:,})"
-
-
-def _answer_console() -> Console:
-    """stdout; 110 columns when it is not a terminal, so that tables in files are not cut at 80."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 110)

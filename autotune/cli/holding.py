@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, EngineUnavailable
 
 if TYPE_CHECKING:
     from autotune.engines.base import Engine
     from autotune.runs import RunFolder
+    from autotune.search.state import SearchState
 
 
 def finish(folder: RunFolder, engine: Engine, note: Callable[[str], None]) -> None:
@@ -29,6 +30,24 @@ def finish(folder: RunFolder, engine: Engine, note: Callable[[str], None]) -> No
         write_report(folder.path)
     except (AutotuneError, OSError, ImportError) as error:
         note(f"no report.html: {error}")
+
+
+def keep_unfinished(
+    folder: RunFolder, engine: Engine, state: SearchState, note: Callable[[str], None]
+) -> None:
+    """Interrupted, or the engine does not work: what was measured is kept all the same.
+
+    Args:
+        note: told when it cannot be written.
+    """
+    from autotune.report.answer import write_answer
+    from autotune.search.result import result_of
+
+    try:
+        folder.write_result(result_of(state, engine, write_answer(folder, engine, state)))
+        finish(folder, engine, note)
+    except EngineUnavailable as unwritten:
+        note(str(unwritten))
 
 
 def ranks(*options: Mapping[str, Any]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 
 from autotune.cli.search_asked import Asked
 from autotune.cli.search_question import Question, record_of, understand
+from autotune.cli.streams import answer_console
 from autotune.cli.talk import talk_options
 from autotune.errors import BadInput, EngineUnavailable, Unreachable
 
@@ -79,7 +79,7 @@ def command(run: str, if_changed: bool, as_json: bool, **options: Any) -> int:
         if error is not None:
             raise error
     if not as_json:
-        print_rerun(Console(width=None if sys.stdout.isatty() else 110), answer)
+        print_rerun(answer_console(), answer)
     return {"re-tune": RETUNED, "regression": REGRESSED}.get(answer["decision"], 0)
 
 
@@ -187,7 +187,7 @@ def conduct(asked: Asked, question: Question, old: _Old, view: Listener) -> dict
         EngineUnavailable: the engine does not work. What was measured is kept.
         KeyboardInterrupt: passed on, after the same.
     """
-    from autotune.cli.holding import finish, ranks
+    from autotune.cli.holding import finish, keep_unfinished, ranks
     from autotune.cli.search import give_tokenizer, remember_launches
     from autotune.report.answer import write_answer
     from autotune.runs import RunFolder
@@ -217,11 +217,7 @@ def conduct(asked: Asked, question: Question, old: _Old, view: Listener) -> dict
             error = unreachable
             result = unreachable_result(state, engine, error)
         except BaseException as stopped:
-            try:
-                folder.write_result(result_of(state, engine, write_answer(folder, engine, state)))
-                finish(folder, engine, view.note)
-            except EngineUnavailable as unwritten:
-                view.note(str(unwritten))
+            keep_unfinished(folder, engine, state, view.note)
             if isinstance(stopped, KeyboardInterrupt):
                 view.note(
                     f"interrupted; what was measured is in {folder.path}; `autotune rerun` makes it anew"

@@ -12,12 +12,11 @@ import click
 
 from autotune.cli.scan_asked import Asked
 from autotune.cli.scan_question import Question, record_of, understand
+from autotune.cli.streams import answer_console
 from autotune.cli.talk import say, talk_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.console import Console
 
     from autotune.runs import RunFolder
     from autotune.search.events import Listener
@@ -99,7 +98,7 @@ def plan_answer(asked: Asked, question: Question) -> int:
     if asked.as_json:
         click.echo(json.dumps(result, indent=1))
     else:
-        print_plan(_answer_console(), result)
+        print_plan(answer_console(120), result)
     return 0
 
 
@@ -116,7 +115,7 @@ def answer(asked: Asked, question: Question) -> int:
         if asked.as_json:
             click.echo(json.dumps(result, indent=1))
         else:
-            print_scan(_answer_console(), result)
+            print_scan(answer_console(120), result)
             _print_ways_on(asked, result)
 
     console, measured = Console(stderr=True), question.engine.measured
@@ -229,10 +228,3 @@ def _scanner(asked: Asked, question: Question, folder: RunFolder | None, view: L
         # Options that the arithmetic does not know may move memory: such launches teach no other command.
         keep=live and not asked.no_cache and not question.rest and not question.environment,
     )
-
-
-def _answer_console() -> Console:
-    """stdout; 120 columns when it is not a terminal, so that the table in a file is not cut at 80."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 120)

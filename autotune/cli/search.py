@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,11 @@ from autotune.cli.options import finite
 from autotune.cli.search_asked import Asked
 from autotune.cli.search_question import Question, record_of, understand
 from autotune.cli.search_resume import earlier_of, filled, kept, resume_command
+from autotune.cli.streams import answer_console
 from autotune.cli.talk import say, talk_options
-from autotune.errors import EngineUnavailable, Unreachable
+from autotune.errors import Unreachable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from autotune.known import Learnt
     from autotune.runs import RunFolder
     from autotune.search.events import Listener
@@ -156,7 +154,7 @@ def plan_answer(asked: Asked, question: Question) -> int:
     if asked.as_json:
         click.echo(json.dumps(plan, indent=1))
     else:
-        print_plan(_answer_console(), plan)
+        print_plan(answer_console(), plan)
     error = unreachable_of(plan)
     if error is not None:
         raise error
@@ -192,7 +190,7 @@ def answer(asked: Asked, question: Question) -> int:
         if done.unreachable is not None:
             raise done.unreachable
     if not asked.as_json:
-        print_summary(_answer_console(), done.result, f"run folder: {done.folder.path}")
+        print_summary(answer_console(), done.result, f"run folder: {done.folder.path}")
     return 0
 
 
@@ -203,7 +201,7 @@ def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
         EngineUnavailable: the engine does not work. What was measured is kept.
         KeyboardInterrupt: passed on, after the same.
     """
-    from autotune.cli.holding import finish, ranks
+    from autotune.cli.holding import finish, keep_unfinished, ranks
     from autotune.report.answer import write_answer
     from autotune.runs import RunFolder
     from autotune.search.result import result_of, unreachable_result
@@ -247,12 +245,7 @@ def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
             finish(folder, engine, view.note)
             return Conducted(folder, result, error)
         except BaseException as error:
-            # Interrupted, or the engine does not work: what was measured is kept all the same.
-            try:
-                folder.write_result(result_of(state, engine, write_answer(folder, engine, state)))
-                finish(folder, engine, view.note)
-            except EngineUnavailable as unwritten:
-                view.note(str(unwritten))
+            keep_unfinished(folder, engine, state, view.note)
             what = "interrupted; what" if isinstance(error, KeyboardInterrupt) else "what"
             view.note(f"{what} was measured is in {folder.path}; to go on:")
             view.note(f"  {resume_command(asked, folder.path)}")
@@ -321,10 +314,3 @@ def give_tokenizer(question: Question, run: Path) -> None:
         else:
             tokenizer_folder(run, vocab_size=spec.vocab, max_length=spec.max_length)
         question.engine.use_tokenizer(made.resolve())
-
-
-def _answer_console() -> Console:
-    """stdout; 110 columns when it is not a terminal, so that tables in files are not cut at 80."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 110)

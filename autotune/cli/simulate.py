@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli.options import check_place, finite, vllm_options
+from autotune.cli.streams import answer_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,9 +84,9 @@ def command(as_json: bool, plot: Path | None, **given: Any) -> int:
     from autotune.errors import BadInput
     from autotune.report.simulate import print_simulated, simulated_json
 
-    if plot is not None and plot.suffix.lower() != ".svg":
-        raise BadInput(f"--plot {plot}: writes SVG, so the name must end in .svg")
     if plot is not None:
+        if plot.suffix.lower() != ".svg":
+            raise BadInput(f"--plot {plot}: writes SVG, so the name must end in .svg")
         check_place(plot, "--plot")
     talk = Console(stderr=True)
     made = _simulated(given, talk)
@@ -98,7 +98,7 @@ def command(as_json: bool, plot: Path | None, **given: Any) -> int:
     if as_json:
         click.echo(json.dumps(simulated_json(made), indent=1))
     else:
-        print_simulated(Console(width=None if sys.stdout.isatty() else 110), made)
+        print_simulated(answer_console(), made)
     return 0
 
 

@@ -7,7 +7,10 @@ import contextlib
 import errno
 import os
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: Signs that we print, in ASCII.
 _PLAIN = {
@@ -27,6 +30,13 @@ def prepare_streams() -> None:
         if reconfigure is not None:  # a stream that a caller put there may be none of the system's
             with contextlib.suppress(ValueError, OSError):
                 reconfigure(errors=_ERRORS)
+
+
+def answer_console(width: int = 110) -> Console:
+    """stdout; `width` columns when it is not a terminal, so that tables in files are not cut at 80."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width)
 
 
 def flush_answer() -> None:

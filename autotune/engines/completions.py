@@ -113,7 +113,7 @@ class Completions:
             LoadError: ServerGone, ServerStuck, RequestFailed or another BadAnswer.
         """
         prompt = self._prompts.take(input_tokens, prefix=prefix, prefix_tokens=prefix_tokens)
-        body = json.dumps(self._body(prompt, output_tokens, stream=False))
+        body = self._body(prompt, output_tokens)
         answer = await self._send(http, "POST", "/v1/completions", body, output_tokens)
         if answer.status_code != 200:
             raise _refusal(answer)
@@ -138,7 +138,7 @@ class Completions:
             LoadError: as `ask`; a connection that breaks is a failed request, since half an answer was read.
         """
         prompt = self._prompts.take(input_tokens, prefix=prefix, prefix_tokens=prefix_tokens)
-        body = json.dumps(self._body(prompt, output_tokens, stream=True))
+        body = self._body(prompt, output_tokens, stream_options={"include_usage": True})
         headers = {**self._headers, "content-type": "application/json"}
         first = last = None
         usage, text = None, ""
@@ -174,16 +174,18 @@ class Completions:
         further = (last - first) / (output_tokens - 1) if output_tokens > 1 else None
         return Timing(first_ms=1e3 * (first - began), further_ms=None if further is None else 1e3 * further)
 
-    def _body(self, prompt: list[int], output_tokens: int, *, stream: bool) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": output_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": stream,
-        }
-        return {**body, "stream_options": {"include_usage": True}} if stream else body
+    def _body(self, prompt: list[int], output_tokens: int, **streaming: Any) -> str:
+        return json.dumps(
+            {
+                "model": self._model,
+                "prompt": prompt,
+                "max_tokens": output_tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+                "stream": bool(streaming),
+                **streaming,
+            }
+        )
 
     async def metrics(self, http: httpx.AsyncClient) -> Metrics | None:
         """The server's metrics, None when it has no such page.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ _FAILED_PAUSE_S = 0.1
 _READING_SHARE = 0.1
 
 
-async def cancel_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancels the tasks and waits for their end, whatever it is."""
     for task in tasks:
         task.cancel()

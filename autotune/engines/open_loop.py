@@ -20,7 +20,7 @@ from autotune.core.stats import falls_behind
 from autotune.core.workload import Shape, Workload
 from autotune.engines.base import MeasurePlan
 from autotune.engines.completions import Completions, RequestFailed
-from autotune.engines.metered import MARGIN, SHORTEST_S, TICK_S, Emit, Metered
+from autotune.engines.metered import MARGIN, SHORTEST_S, TICK_S, Emit, Metered, cancel_all
 
 #: Requests of the least warm-up and of the least window: fewer say nothing of a rate.
 _FEWEST = 4
@@ -68,9 +68,7 @@ class OpenLoop(Metered):
                     sent = self._one(self._idle.pop(), number, shape, due)
                     running.add(asyncio.create_task(sent))
             finally:
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+                await cancel_all(running)
 
     @staticmethod
     async def _some(

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.core.launch import OPTION_NAMES, SEARCHED, LaunchConfig
-from autotune.core.outcome import Outcome
 from autotune.core.workload import Shape, Workload
 from autotune.errors import BadInput
-from autotune.observations import check_facts, device_of
+from autotune.observations import device_of
 from autotune.search.baseline import Baseline
 from autotune.search.scan_record import is_finished
 from autotune.search.stored import (
@@ -27,6 +26,7 @@ from autotune.search.stored import (
     a_number_or_none,
     a_text,
     a_window,
+    check_launch,
     check_parts,
     damaged,
     list_of,
@@ -85,9 +85,7 @@ def check_record(record: Mapping[str, Any], where: str) -> None:
         BadInput: it is not what a search writes.
     """
     check_parts(record, _TRIAL, where)
-    tried(lambda: LaunchConfig.from_params(record["params"]), f"{where}: params")
-    tried(lambda: Outcome(record["outcome"]), f"{where}: outcome")
-    check_facts(record["observed"], f"{where}: observed", hint=HINT)
+    check_launch(record, where)
     if not set(record["observed"].get("ineffective") or ()) <= set(OPTION_NAMES):
         raise damaged(f"{where}: observed: ineffective")
     if record["device"] is not None:

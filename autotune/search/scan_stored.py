@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.core.launch import LaunchConfig
-from autotune.core.outcome import Outcome
 from autotune.core.workload import Shape, Workload
-from autotune.observations import check_facts, device_of
+from autotune.observations import device_of
 from autotune.search.scan_record import is_finished
 from autotune.search.stored import (
-    HINT,
     Check,
     a_count,
     a_flag,
@@ -20,6 +18,7 @@ from autotune.search.stored import (
     a_number_or_none,
     a_text,
     a_window,
+    check_launch,
     check_parts,
     damaged,
     list_of,
@@ -59,9 +58,7 @@ def check_records(records: list[dict[str, Any]], where: str) -> None:
         line = f"{where}, line {number}"
         check_parts(record, _TRIAL, line)
         _check_prediction(record["predicted"], f"{line}: predicted")
-        tried(lambda record=record: LaunchConfig.from_params(record["params"]), f"{line}: params")  # type: ignore[misc]
-        tried(lambda record=record: Outcome(record["outcome"]), f"{line}: outcome")  # type: ignore[misc]
-        check_facts(record["observed"], f"{line}: observed", hint=HINT)
+        check_launch(record, line)
         if not is_finished(record):
             continue
         if record["device"] is None:

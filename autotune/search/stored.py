@@ -10,7 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autotune.core.launch import LaunchConfig
+from autotune.core.outcome import Outcome
 from autotune.errors import BadInput
+from autotune.observations import check_facts
 
 HINT = "start anew without --resume"
 Check = Callable[[Any], bool]
@@ -35,6 +38,13 @@ def tried(make: Callable[[], Any], where: str) -> Any:
         return make()
     except (BadInput, TypeError, ValueError, KeyError, AttributeError, OverflowError):
         raise damaged(where) from None
+
+
+def check_launch(record: Mapping[str, Any], where: str) -> None:
+    """Raises BadInput when the options, the outcome or the figures of a line of trials.jsonl are none."""
+    tried(lambda: LaunchConfig.from_params(record["params"]), f"{where}: params")
+    tried(lambda: Outcome(record["outcome"]), f"{where}: outcome")
+    check_facts(record["observed"], f"{where}: observed", hint=HINT)
 
 
 def damaged(where: str) -> BadInput:

@@ -24,7 +24,7 @@ from autotune.core.gates import Verdict
 from autotune.core.launch import SEARCHED, LaunchConfig
 from autotune.core.outcome import GATES
 from autotune.errors import AutotuneError, BadInput, EngineUnavailable
-from autotune.runfiles import cannot_write
+from autotune.runfiles import cannot_write, let_go
 from autotune.spaces import Space
 from autotune.units import GIB
 
@@ -288,7 +288,7 @@ class _JournalLock:
     def release(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            os.close(handle)
+            let_go(handle)
 
 
 def values_of(space: Space, configs: Iterable[LaunchConfig]) -> dict[str, list[Any]]:

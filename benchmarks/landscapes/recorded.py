@@ -19,22 +19,13 @@ import yaml
 from autotune.core.launch import LaunchConfig
 from autotune.engines.replay import ReplayEngine
 from autotune.models import load_model
-from autotune.recordings import RecordedLaunch, Recording, load_recording
+from autotune.recordings import Recording, load_recording
 from autotune.spaces import Space
 from autotune.vllm.predict import Predictor
 from benchmarks.landscapes.ground import Knowing
 
 _ROOT = Path(__file__).parents[2]
 CPU_GRID = _ROOT / "tests/data/recordings/cpu-grid.yaml"
-
-
-def mean_of(launch: RecordedLaunch) -> float | None:
-    """Tokens over seconds of the busiest recorded load, None when it did not serve."""
-    rates = launch.busiest()
-    if not rates:
-        return None
-    seconds = [rate.seconds or 1.0 for rate in rates]
-    return sum(rate.tok_s * s for rate, s in zip(rates, seconds, strict=True)) / sum(seconds)
 
 
 class Replayed(ReplayEngine, Knowing):
@@ -52,14 +43,14 @@ class Replayed(ReplayEngine, Knowing):
         return config in self._by_config
 
     def true_tok_s(self, config: LaunchConfig) -> float:
-        made = [mean_of(launch) for launch in self._by_config.get(config, ())]
+        made = [launch.tok_s for launch in self._by_config.get(config, ())]
         served = [rate for rate in made if rate is not None]
         return statistics.fmean(served) if served and len(served) == len(made) else 0.0
 
     def shown_tok_s(self, config: LaunchConfig) -> float | None:
         launches = self._by_config[config]
         self._served[config] += 1
-        return mean_of(launches[(self._served[config] - 1) % len(launches)])
+        return launches[(self._served[config] - 1) % len(launches)].tok_s
 
 
 @dataclass(frozen=True)
