@@ -80,9 +80,10 @@ def search(
         Unreachable: no configuration meets the target; `details` says why and what is nearest.
         EngineUnavailable: no vLLM here, or it does not work.
     """
-    from autotune.cli.search import asked_of, command, conduct
-    from autotune.cli.search_question import understand
+    from autotune.cli.search import asked_of, command
     from autotune.search.events import Listener
+    from autotune.tasks.search import conduct
+    from autotune.tasks.search_question import understand
 
     given = {
         "model": model,
@@ -130,10 +131,11 @@ def scan(
         BadInput: anything wrong with the options, the files or the model; nothing was started.
         EngineUnavailable: no vLLM here, or it does not work.
     """
-    from autotune.cli.scan import command, conduct
-    from autotune.cli.scan_asked import Asked
-    from autotune.cli.scan_question import understand
+    from autotune.cli.scan import command
     from autotune.search.events import Listener
+    from autotune.tasks.scan import conduct
+    from autotune.tasks.scan_asked import Asked
+    from autotune.tasks.scan_question import understand
 
     given = {
         "model": model,

@@ -26,6 +26,8 @@ MOST_YAML_BYTES = 1 << 20
 _MOST_LINES_BYTES = 512 << 20
 
 
+#: Not the disk's fault.
+_NO_SUCH_FILE = {errno.EISDIR, errno.ENOTDIR, errno.ENOENT, errno.ENXIO, errno.ELOOP, errno.ENAMETOOLONG}
 #: Folders of a run in which something is written.
 _WRITTEN_FOLDERS = ("logs", "tokenizer")
 
@@ -191,6 +193,8 @@ def cannot_write(path: Path, error: OSError) -> EngineUnavailable:
     hint = "what was written before is whole; free some space and go on with --resume"
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         hint = "what was written before is whole; choose a place that can be written with --runs-dir"
+    elif error.errno in _NO_SUCH_FILE:
+        hint = "a file of the run folder is missing, or something else stands in its place"
     return EngineUnavailable(f"cannot write {path}: {error.strerror or error}", hint=hint)
 
 

@@ -189,15 +189,25 @@ class RunFolder:
     def journal(self) -> Path:
         return self.path / "study.journal"
 
-    def log_path(self, launch: int, purpose: str) -> Path:
-        """The log of the launch that the screen calls `launch N of M`; the log of a lost launch of that
-        number stays.
+    def claim_log(self, launch: int, purpose: str) -> Path:
+        """The log of the launch that the screen calls `launch N of M`, empty; the log of a lost launch of
+        that number stays.
+
+        It is there before the launch: a kill before the server writes to it leaves the name taken, so that
+        the launch that is made again has another.
+
+        Raises:
+            EngineUnavailable: the disk is full or read-only.
         """
         path = self.path / "logs" / f"{launch:03d}-{purpose}.log"
         for attempt in itertools.count(2):
-            if not os.path.lexists(path):
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
                 break
-            path = self.path / "logs" / f"{launch:03d}-{purpose}-{attempt}.log"
+            except FileExistsError:
+                path = self.path / "logs" / f"{launch:03d}-{purpose}-{attempt}.log"
+            except OSError as error:
+                raise cannot_write(path, error) from error
         return path
 
     def write_run(self, record: Mapping[str, Any]) -> None:

@@ -24,8 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from autotune.core.device import Device, DeviceKind
 from autotune.core.launch import (
     AUTO_LENGTH,
@@ -39,7 +37,7 @@ from autotune.core.launch import (
 from autotune.errors import BadInput
 from autotune.nearby import did_you_mean
 from autotune.units import GIB
-from autotune.yamlfile import read_yaml
+from autotune.yamlfile import DoubledKey, parse_yaml, read_yaml
 
 #: Values of one option; more than this is a typo in `step`.
 _MAX_VALUES = 1000
@@ -150,8 +148,10 @@ def _setting(name: str, raw: str) -> Any:
     if name == "max_model_len" and raw.strip().lower() == "auto":
         return raw
     try:
-        value = yaml.safe_load(raw)
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError):
+        value = parse_yaml(raw, f"--set {name}")
+    except DoubledKey:
+        raise
+    except BadInput:
         return raw
     if not is_text_option(name) or isinstance(value, str):
         return value

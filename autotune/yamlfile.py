@@ -20,6 +20,10 @@ _SHOWN = 300
 _DEEPEST = 64
 
 
+class DoubledKey(BadInput):
+    """A mapping gives one key two values, and YAML would take the last without a word."""
+
+
 def read_yaml(path: Path, what: str, *, most_bytes: int = MOST_BYTES) -> Any:
     """The document in a YAML file.
 
@@ -28,15 +32,32 @@ def read_yaml(path: Path, what: str, *, most_bytes: int = MOST_BYTES) -> Any:
 
     Raises:
         BadInput: no regular file, unreadable, too large, not text, not YAML, or nested beyond reason.
+        DoubledKey: a key is given twice.
+    """
+    named = f"{what} {str(path)[:_SHOWN]}"
+    return parse_yaml(_text(path, named, what, most_bytes), named)
+
+
+def parse_yaml(text: str, named: str) -> Any:
+    """The document in a text.
+
+    Args:
+        named: what the text is to the person; begins every message.
+
+    Raises:
+        BadInput: not YAML, or nested beyond reason.
+        DoubledKey: a key is given twice.
     """
     import yaml
 
-    named = f"{what} {str(path)[:_SHOWN]}"
-    text = _text(path, named, what, most_bytes)
     try:
         # libyaml's parser where PyYAML was built with it: six times as fast, and it bounds nesting itself.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        document = loader(text).get_single_data()
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        doubled = _doubled_key(root, loader)
+        document = loader.construct_document(root)
     except yaml.YAMLError as error:
         if "nesting" in str(error):
             raise BadInput(f"{named}: nested too deeply, or a value that YAML cannot hold") from None
@@ -46,7 +67,41 @@ def read_yaml(path: Path, what: str, *, most_bytes: int = MOST_BYTES) -> Any:
     except (RecursionError, ValueError, OverflowError, TypeError, AttributeError):
         raise BadInput(f"{named}: nested too deeply, or a value that YAML cannot hold") from None
     _within(document, named)
+    if doubled is not None:
+        key, line, first = doubled
+        shown = str(key) if str(key).isprintable() else repr(key)
+        before = f", first in line {first}" if first != line else ""
+        raise DoubledKey(f"{named}, line {line}: {shown[:60]} is given twice{before}")
     return document
+
+
+def _doubled_key(root: Any, loader: Any) -> tuple[Any, int, int] | None:
+    """The first plain key that a mapping holds twice, its line, and the line where it is first."""
+    import yaml
+
+    found = []
+    todo, seen = [root], {id(root)}
+    while todo:
+        node = todo.pop()
+        inner: list[Any] = []
+        if isinstance(node, yaml.MappingNode):
+            lines: dict[Any, int] = {}
+            for key, value in node.value:
+                inner += (key, value)
+                # `<<` takes another mapping in, as often as one likes.
+                if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                    continue
+                name, line = loader.construct_object(key), key.start_mark.line + 1
+                if name in lines:
+                    found.append((name, line, lines[name]))
+                lines.setdefault(name, line)
+        elif isinstance(node, yaml.SequenceNode):
+            inner = node.value
+        for one in inner:
+            if id(one) not in seen:  # an alias is the node itself, again
+                seen.add(id(one))
+                todo.append(one)
+    return min(found, key=lambda item: item[1], default=None)
 
 
 def _text(path: Path, named: str, what: str, most_bytes: int) -> str:

@@ -74,3 +74,19 @@ def test_a_background_job_of_a_script_can_be_interrupted() -> None:
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=20)
     assert out.startswith("stopping\nclean\n")
+
+
+def test_ctrl_c_while_the_program_is_loaded_is_one_line() -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from autotune.__main__ import run
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed())
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "autotune: interrupted\n")

@@ -33,7 +33,9 @@ LEVELS = [
         "fingerprint",
     },
     {"search", "report", "doctor"},
-    {"cli", "api", "results"},
+    {"tasks"},
+    {"cli"},
+    {"api", "results"},
 ]
 #: Within one level: these serve the engines and not the other way round.
 FORBIDDEN = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -142,7 +143,7 @@ def test_secrets_stay_out_of_every_file(tmp_path: Path) -> None:
         folder.write_result(record)
         folder.write_best(config_yaml="x: known-secret-value\n", script="X=known-secret-value\n")
         folder.write_observations("a: known-secret-value\n")
-        log = folder.log_path(1, "baseline")
+        log = folder.claim_log(1, "baseline")
         log.write_text("known-secret-value\n")
         with folder.hold():
             pass
@@ -272,9 +273,29 @@ def test_a_file_without_end_is_not_read_into_memory(tmp_path: Path) -> None:
         folder.result()
 
 
+def test_what_stands_in_the_place_of_a_file_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    folder = kept(tmp_path)
+    (folder.path / ".lock").mkdir()
+    with pytest.raises(EngineUnavailable, match=r"cannot write .*\.lock") as caught, folder.hold():
+        pass
+    assert "in its place" in caught.value.hint
+    assert "space" not in caught.value.hint
+
+
+def test_a_log_is_taken_before_anything_is_written_to_it(tmp_path: Path) -> None:
+    """A kill between the note of a launch and its first line: the launch made again has a log of its own."""
+    folder = kept(tmp_path)
+    names = [folder.claim_log(2, "search").name for _ in range(3)]
+    assert names == ["002-search.log", "002-search-2.log", "002-search-3.log"]
+    assert (folder.path / "logs/002-search.log").stat().st_mode & 0o777 == 0o600
+    shutil.rmtree(folder.path / "logs")
+    with pytest.raises(EngineUnavailable, match=r"001-baseline\.log"):
+        folder.claim_log(1, "baseline")
+
+
 def test_a_log_that_a_record_names_stays_inside(tmp_path: Path) -> None:
     folder = kept(tmp_path)
-    log = folder.log_path(1, "baseline")
+    log = folder.claim_log(1, "baseline")
     log.write_text("x")
     assert folder.log_of({"log": "logs/001-baseline.log"}) == log
     (folder.path / "logs/link.log").symlink_to("/etc/passwd")

@@ -13,6 +13,7 @@ from autotune.cli.streams import NO_ROOM, discard, flush_answer, prepare_streams
 from autotune.cli.suggest import hint_of
 from autotune.errors import AutotuneError, EngineUnavailable
 from autotune.nearby import near_word
+from autotune.report.values import visible
 
 #: Command -> module and its one line of help, so that `--help` imports none of the modules.
 _COMMANDS = {
@@ -43,7 +44,7 @@ class _LazyGroup(click.Group):
         if completing():
             from autotune.cli.complete import give_offers
 
-            give_offers(command)
+            return give_offers(command)
         return command
 
     def resolve_command(
@@ -96,9 +97,9 @@ def main(argv: list[str] | None = None) -> None:
         code = cli.main(args=argv, prog_name="autotune", standalone_mode=False)
         flush_answer()
     except AutotuneError as error:
-        click.echo(f"autotune: {redact.clean(error.message)}", err=True)
+        click.echo(visible(f"autotune: {redact.clean(error.message)}"), err=True)
         if error.hint:
-            click.echo(f"  {redact.clean(error.hint)}", err=True)
+            click.echo(visible(f"  {redact.clean(error.hint)}"), err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()

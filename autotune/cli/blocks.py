@@ -128,7 +128,6 @@ def _measured(
 
 
 def _of_model(given: dict[str, Any]) -> BlockAnswer:
-    from autotune.cli.simulated import device_and_version
     from autotune.core import blocks
     from autotune.core.launch import OPTION_NAMES, LaunchConfig, check_option
     from autotune.errors import BadInput
@@ -136,6 +135,7 @@ def _of_model(given: dict[str, Any]) -> BlockAnswer:
     from autotune.models import load_model
     from autotune.report.blocks import BlockAnswer, BlockRow
     from autotune.speeds import learn_speed
+    from autotune.tasks.simulated import device_and_version
     from autotune.vllm.predict import Predictor
 
     options = {n: check_option(n, given[n]) for n in OPTION_NAMES if given.get(n) is not None}

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import parse_environment, parse_passthrough, parse_seconds
 from autotune.errors import BadInput
+from autotune.tasks.options import parse_environment, parse_passthrough, parse_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.options import parse_environment, parse_passthrough, vllm_options
+from autotune.cli.options import vllm_options
 from autotune.cli.predicted import LoadAsked, load_options
 from autotune.cli.streams import answer_console
+from autotune.tasks.options import parse_environment, parse_passthrough
 
 if TYPE_CHECKING:
     from autotune.core.calibration import Calibration

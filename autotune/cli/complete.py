@@ -7,6 +7,7 @@ Commands and options come from click. This is called by the completing shell onl
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -50,7 +51,11 @@ class Named(_Type):
 
 
 def give_offers(command: click.Command) -> click.Command:
-    """Puts the offers below on the parameters of a command, by the parameters' names."""
+    """A copy of a command whose parameters have the offers below, by their names; the command stays as it is,
+    since others look at its types.
+    """
+    command = copy.copy(command)
+    command.params = [copy.copy(parameter) for parameter in command.params]
     for parameter in command.params:
         offer = _OFFERS.get(str(parameter.name))
         if offer is not None:

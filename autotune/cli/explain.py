@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.vllm.diagnosis import Diagnosis
-    from autotune.vllm.remedies import Remedy
 
 # Everything heavier is imported inside the functions: `autotune explain --help` needs none of it.
 
@@ -156,7 +155,9 @@ class Adviser:
     def __init__(
         self, model: str | None, device_text: str | None, version: str | None, *, trust: bool
     ) -> None:
-        self._version = version
+        from autotune.vllm.versions import check_version
+
+        self._version = None if version is None else check_version(version)
         self._spec = None
         self._device = None
         if device_text is not None or model is not None:
@@ -169,8 +170,6 @@ class Adviser:
             self._spec = load_model(model, trust_remote_code=trust).spec
 
     def diagnose(self, name: str, path: Path | None) -> Diagnosis:
-        from dataclasses import replace
-
         from autotune.vllm.diagnosis import diagnose
         from autotune.vllm.logs import read_blocks_of_log, read_log_file
         from autotune.vllm.logtext import stream_blocks
@@ -184,21 +183,18 @@ class Adviser:
             raise BadInput(f"cannot read {name}: {error.strerror or error}") from None
         total = None if self._device is None else int(self._device.total.best)
         diagnosis = diagnose(reading, total_bytes=total)
-        more = self._predicted(diagnosis)
-        return replace(diagnosis, remedies=(*diagnosis.remedies, *more)) if more else diagnosis
-
-    def _predicted(self, diagnosis: Diagnosis) -> tuple[Remedy, ...]:
-        """What arithmetic on the model adds, for a refusal by memory."""
-        from autotune.vllm.predicted import predicted_remedies
-
         if self._spec is None or self._device is None:
-            return ()
-        return predicted_remedies(diagnosis, self._spec, self._device, self._version)
+            return diagnosis
+        from autotune.vllm.predicted import with_arithmetic
+
+        return with_arithmetic(diagnosis, self._spec, self._device, self._version)
 
 
 def _answer_console() -> Console:
     """stdout; 110 columns when it is not a terminal, so that tables in files are not cut at 80."""
     from rich.console import Console
 
+    from autotune.cli.streams import shown
+
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 110)
-    return Console(width=width)
+    return Console(width=width, file=shown(sys.stdout))

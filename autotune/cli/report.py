@@ -27,10 +27,11 @@ def command(run: str, output: Path | None, runs_dir: Path) -> int:
     from autotune.report.html import report_html, write_report
     from autotune.report.pastrun import find_run
     from autotune.report.textfile import write_text
+    from autotune.report.values import visible
 
     past = find_run(run, runs_dir)
     for problem in past.problems:
-        click.echo(f"{past.path}: {problem}", err=True)
+        click.echo(visible(f"{past.path}: {problem}"), err=True)
     if output is None:
         output = write_report(past.path)
     else:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from autotune.cli.options import finite
-from autotune.cli.search_asked import Asked
-from autotune.cli.search_question import Question, record_of, understand
-from autotune.cli.search_resume import earlier_of, filled, kept, resume_command
 from autotune.cli.streams import answer_console
 from autotune.cli.talk import say, talk_options
-from autotune.errors import Unreachable
-
-if TYPE_CHECKING:
-    from autotune.known import Learnt
-    from autotune.runs import RunFolder
-    from autotune.search.events import Listener
-    from autotune.search.state import SearchState
+from autotune.tasks.search import conduct
+from autotune.tasks.search_asked import Asked
+from autotune.tasks.search_question import Question, understand
+from autotune.tasks.search_resume import filled
 
 # Everything heavier is imported inside the functions: `autotune search --help` needs none of it.
 
@@ -161,15 +154,6 @@ def plan_answer(asked: Asked, question: Question) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Conducted:
-    """A search that was made: its folder, result.json, and why nothing reaches the target, if so."""
-
-    folder: RunFolder
-    result: dict[str, Any]
-    unreachable: Unreachable | None = None
-
-
 def answer(asked: Asked, question: Question) -> int:
     """Searches, shows the talk on stderr, and leaves the answer in a run folder and on stdout."""
     from rich.console import Console
@@ -192,125 +176,3 @@ def answer(asked: Asked, question: Question) -> int:
     if not asked.as_json:
         print_summary(answer_console(), done.result, f"run folder: {done.folder.path}")
     return 0
-
-
-def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
-    """Makes the search and keeps it in a run folder; prints nothing, `view` is told what happens.
-
-    Raises:
-        EngineUnavailable: the engine does not work. What was measured is kept.
-        KeyboardInterrupt: passed on, after the same.
-    """
-    from autotune.cli.holding import finish, keep_unfinished, ranks
-    from autotune.report.answer import write_answer
-    from autotune.runs import RunFolder
-    from autotune.search.result import result_of, unreachable_result
-    from autotune.search.resume_stored import baseline_of
-    from autotune.search.tuner import Tuner
-
-    loaded, engine, predictor = question.loaded, question.engine, question.predictor
-    goal, space, stored = question.goal, question.space, question.stored
-    folder = question.folder or RunFolder.create(asked.runs_dir, loaded.name.rstrip("/").rsplit("/", 1)[-1])
-    with folder.hold(), engine.hold(view.note, devices=ranks({**space.fixed, **goal.fixed})):
-        if question.dummy and not loaded.has_tokenizer:
-            give_tokenizer(question, folder.path)
-        learnt = _learnt(asked, question, folder)
-        for text in (*question.notes, *learnt.notes):
-            view.note(text)
-        tuner = Tuner(
-            engine,
-            predictor,
-            space,
-            goal,
-            folder,
-            listener=view,
-            storage=asked.storage,
-            calibration=learnt.calibration,
-            baseline=baseline_of(stored) if stored else None,
-            earlier=earlier_of(folder, stored, asked, view.note) if stored else None,
-        )
-        state = tuner.state
-        for text in state.notes:
-            view.note(text)
-        if stored:
-            limits = {"max_launches": goal.max_launches, "budget_s": goal.budget_s}
-            folder.update_run(**limits, asked=kept(asked))
-        else:
-            folder.write_run({**record_of(asked, question, state), "known": len(learnt.launches)})
-        try:
-            tuner.run()
-        except Unreachable as error:
-            result = unreachable_result(state, engine, error)
-            folder.write_result(result)
-            finish(folder, engine, view.note)
-            return Conducted(folder, result, error)
-        except BaseException as error:
-            keep_unfinished(folder, engine, state, view.note)
-            what = "interrupted; what" if isinstance(error, KeyboardInterrupt) else "what"
-            view.note(f"{what} was measured is in {folder.path}; to go on:")
-            view.note(f"  {resume_command(asked, folder.path)}")
-            raise
-        finally:
-            # Options that the arithmetic does not know may move memory: such launches teach no other command.
-            if _caches(asked, question) and not question.rest and not question.environment:
-                remember_launches(question, state, view)
-        result = result_of(state, engine, write_answer(folder, engine, state))
-        result["doubts"] = [*result["doubts"], *question.changed]
-        folder.write_result(result)
-        finish(folder, engine, view.note)
-        if state.out_of_time:
-            view.note("the time budget ended the search; to go on:")
-            view.note(f"  {resume_command(asked, folder.path, budget_s=goal.budget_s)}")
-    return Conducted(folder, result)
-
-
-def _caches(asked: Asked, question: Question) -> bool:
-    # A replay's launches are a file already.
-    return not asked.no_cache and question.engine.name == "vllm"
-
-
-def _learnt(asked: Asked, question: Question, folder: RunFolder) -> Learnt:
-    """What launches seen before teach; a search that goes on knows what it knew when it began."""
-    from autotune.known import learn_from
-    from autotune.observations import observations_text
-
-    version, cached, files = question.engine.version(), _caches(asked, question), list(asked.observations)
-    if question.stored:
-        known = bool(question.stored.get("known"))
-        cached, files = False, [str(folder.known)] if known and folder.known.is_file() else []
-    learnt = learn_from(question.predictor, question.device, files, version=version, cached=cached)
-    if learnt.launches and not question.stored:
-        folder.write_known(observations_text(learnt.launches, usage=question.usage))
-    return learnt
-
-
-def remember_launches(question: Question, state: SearchState, view: Listener) -> None:
-    """What each launch of this call said, for the next search or check on this device."""
-    from autotune.known import remember
-    from autotune.search.seen import launches_seen
-
-    version = question.engine.version()
-    made = [trial for trial in state.trials if not trial.restored]
-    problem = remember(
-        launches_seen(made, question.device, question.loaded.name, version),
-        question.device,
-        question.loaded.spec,
-        version,
-        usage=question.usage,
-    )
-    if problem:
-        view.note(problem)
-
-
-def give_tokenizer(question: Question, run: Path) -> None:
-    """A byte-level tokenizer in the run folder, so that launch.sh finds it later too."""
-    from autotune.engines.server import ServerEngine
-    from autotune.engines.tokenizer import tokenizer_folder, write_byte_tokenizer
-
-    if isinstance(question.engine, ServerEngine):
-        spec, made = question.loaded.spec, run / "tokenizer"
-        if made.is_dir():  # of an earlier call; written again, since nobody knows who was there meanwhile
-            write_byte_tokenizer(made, vocab_size=spec.vocab, max_length=spec.max_length or 1 << 20)
-        else:
-            tokenizer_folder(run, vocab_size=spec.vocab, max_length=spec.max_length)
-        question.engine.use_tokenizer(made.resolve())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli.options import check_place, finite, vllm_options
+from autotune.cli.simulate_work import Progress, check_work
 from autotune.cli.streams import answer_console
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ def _simulated(given: dict[str, Any], talk: Console) -> Simulated:
     setting = _plain(given, options) if given["model"] is None else _of_model(given, options)
     workload = _workload(given, setting.limits)
     requests = workload.first(given["requests"] or _default_requests(workload))
+    check_work(setting.limits, requests)
     clients = None if workload.arrivals else workload.concurrency
     reports, uses, notes, refused = [], {}, list(setting.notes), []
     if given["requests"] is None and len(requests) < len(workload.shapes):
@@ -147,9 +149,13 @@ def _simulated(given: dict[str, Any], talk: Console) -> Simulated:
             f"the first {len(requests)} of {len(workload.shapes)} requests: --requests says how many"
         )
     with talk.status("simulating") as line:
+        progress = Progress(
+            line.update, lambda text: talk.print(text, highlight=False, markup=False, soft_wrap=True)
+        )
         for policy in chosen:
+            watch = progress.of(policy.name, len(requests))
             try:
-                loop = Loop(setting.limits, policy, requests, setting.step_time, clients=clients)
+                loop = Loop(setting.limits, policy, requests, setting.step_time, clients=clients, watch=watch)
             except BadInput as error:
                 refused.append(error.message)
                 notes.append(f"{policy.name} left out: {error.message}")
@@ -210,13 +216,13 @@ def _plain(given: dict[str, Any], options: dict[str, Any]) -> _Setting:
 def _of_model(given: dict[str, Any], options: dict[str, Any]) -> _Setting:
     from dataclasses import replace
 
-    from autotune.cli.simulated import device_and_version
     from autotune.core.launch import LaunchConfig
     from autotune.core.roofline import StepModel, costs_of
     from autotune.errors import BadInput
     from autotune.known import learn_from
     from autotune.models import load_model
     from autotune.speeds import learn_speed
+    from autotune.tasks.simulated import device_and_version
     from autotune.vllm.predict import Predictor
     from autotune.vllm.speed import limits_of
 

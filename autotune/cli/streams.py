@@ -7,7 +7,9 @@ import contextlib
 import errno
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+
+from autotune.report.values import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +38,23 @@ def answer_console(width: int = 110) -> Console:
     """stdout; `width` columns when it is not a terminal, so that tables in files are not cut at 80."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else width)
+    return Console(width=None if sys.stdout.isatty() else width, file=shown(sys.stdout))
+
+
+def shown(stream: TextIO) -> IO[str]:
+    """`stream` for rich: what hides or turns text (of a log, of a model's name) is written out."""
+    return cast("IO[str]", _Shown(stream))
+
+
+class _Shown:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(visible(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def flush_answer() -> None:

@@ -13,6 +13,7 @@ import click
 
 from autotune import redact
 from autotune.errors import BadInput
+from autotune.report.values import visible
 
 _META = "autotune.talk"
 
@@ -77,7 +78,7 @@ def current_talk() -> Talk:
 def say(text: str) -> None:
     """A line of the talk, for a command or a part of one that has no live view."""
     if not current_talk().quiet:
-        click.echo(redact.clean(text), err=True)
+        click.echo(visible(redact.clean(text)), err=True)
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -96,9 +97,13 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 def _opened(name: str, context: click.Context) -> TextIO:
     if name == "-":
         return sys.stderr
+    from autotune.report.textfile import open_with_reader
+
     try:
         # Appended: a run that goes on goes on in its file, too.
-        file = open(os.path.expanduser(name), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        file = open(  # noqa: SIM115
+            os.path.expanduser(name), "a", encoding="utf-8", buffering=1, opener=open_with_reader
+        )
     except (OSError, ValueError) as error:
         raise BadInput(
             f"--events: cannot write {name[:200]!r}: {getattr(error, 'strerror', error)}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from autotune.core.optiontexts import check_numbers
 from autotune.errors import BadInput
 
 #: The six options a search varies, in the order in which they are shown.
@@ -130,8 +131,9 @@ _SUFFIXES = {
 }  # fmt: skip
 #: A petabyte or 2^50 tokens: nothing real is larger.
 _ABSURD = 1 << 50
-#: More ranks than any launch has; the arithmetic looks at each pipeline stage.
-_RANKS, _MOST_RANKS = ("tensor_parallel_size", "pipeline_parallel_size"), 1024
+#: Ranks: more than any launch has, and the arithmetic looks at each pipeline stage. `-O N`: config/vllm.py
+#: `OptimizationLevel` has O0 to O3 (up to 0.11: `CompilationLevel`, 0 to 3).
+_MOST = {"tensor_parallel_size": 1024, "pipeline_parallel_size": 1024, "optimization_level": 3}
 #: A text option is a name or a small JSON object.
 _MAX_TEXT = 1 << 14
 
@@ -181,10 +183,10 @@ def check_option(name: str, value: Any) -> Any:
     if name == "max_model_len" and number == AUTO_LENGTH:
         return AUTO_LENGTH
     least = 0 if name == "optimization_level" else 1
-    if not float(number).is_integer() or not least <= number <= _ABSURD:
+    if not float(number).is_integer() or number < least:
         raise BadInput(f"{name} must be a whole number of at least {least}, not {shown(value)}")
-    if name in _RANKS and number > _MOST_RANKS:
-        raise BadInput(f"{name} must be at most {_MOST_RANKS}, not {shown(value)}")
+    if number > _MOST.get(name, _ABSURD):
+        raise BadInput(f"{name} must be at most {_MOST[name]}, not {shown(value)}")
     return int(number)
 
 
@@ -206,11 +208,20 @@ def _number(name: str, value: Any) -> int | float:
         value = _from_text(name, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadInput(f"{name} must be a number, not {shown(value)}")
-    if isinstance(value, int) and abs(value) > _ABSURD:
-        raise BadInput(f"{name} is absurdly large")
-    if not math.isfinite(value):
+    if value != value or value in (math.inf, -math.inf):
         raise BadInput(f"{name} must be a finite number, not {shown(value)}")
-    return value
+    if value > _ABSURD:
+        raise _too_large(name)
+    # A negative number is refused by its sign, which a float shows at any length.
+    return value if value >= -_ABSURD else -float(_ABSURD)
+
+
+def _too_large(name: str) -> BadInput:
+    if name == "gpu_memory_utilization":
+        most = "1"
+    else:
+        most = str(_MOST[name]) if name in _MOST else f"{_ABSURD} (2^50)"
+    return BadInput(f"{name} is absurdly large: it must be at most {most}")
 
 
 def _from_text(name: str, text: str) -> int | float | str:
@@ -218,20 +229,26 @@ def _from_text(name: str, text: str) -> int | float | str:
     stripped = text.strip()
     if name == "max_model_len" and stripped.lower() == "auto":
         return AUTO_LENGTH
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kKmMgGtT])", stripped) if name in _HUMAN else None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", stripped) if name in _HUMAN else None
     if match:
         digits, suffix = match.groups()
+        if float(digits) > _ABSURD:
+            raise _too_large(name)
         if suffix.isupper() and "." in digits:
             raise BadInput(
                 f"{name}: {stripped} has decimals before a binary suffix",
                 hint=f"did you mean {digits}{suffix.lower()}?",
             )
-        return int(float(digits) * _SUFFIXES[suffix]) if "." in digits else int(digits) * _SUFFIXES[suffix]
-    if re.fullmatch(r"[+-]?\d{1,18}", stripped):
-        return int(stripped)
-    if re.fullmatch(r"[+-]?(\d{1,18}\.\d{0,18}|\.?\d{1,18})([eE][+-]?\d{1,3})?", stripped):
-        return float(stripped)
-    return text
+        # Within 2^50 a float holds every digit.
+        return int(float(digits) * _SUFFIXES[suffix])
+    if not re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", stripped):
+        return text
+    if len(stripped) <= 18 and re.fullmatch(r"[+-]?\d+", stripped):
+        return int(stripped)  # all its digits count
+    number = float(stripped)
+    if number > _ABSURD:
+        raise _too_large(name)
+    return max(number, -float(_ABSURD))
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -259,6 +276,7 @@ def _text(name: str, value: Any) -> str:
         raise BadInput(f"{name} is longer than {_MAX_TEXT} characters or holds a zero byte")
     if not text.strip():
         raise BadInput(f"{name} is empty")
+    check_numbers(name, text)
     return text
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from autotune import redact
 from autotune.errors import BadInput
-from autotune.report.values import mapping, number, sequence, text, texts
+from autotune.report.values import mapping, number, sequence, text, texts, visible
 from autotune.runfiles import inside, read_document, read_lines
 from autotune.runs import RunFolder
 
@@ -227,11 +227,13 @@ def tok_s(trial: Mapping[str, Any]) -> float | None:
 
 
 def _clean(raw: str) -> str:
-    """Log text without terminal colours, carriage returns and other control characters."""
+    """Log text without terminal colours, carriage returns and other control characters; hidden ones written
+    out.
+    """
     plain = re.sub(r"\x1b\[[0-?]*[ -/]*[@-~]", "", raw)
     # A progress bar rewrites its line: what stood there last is what a person saw.
     plain = re.sub(r"[^\n]*\r(?!\n)", "", plain.replace("\r\n", "\n"))
-    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in plain)
+    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in visible(plain))
 
 
 # -- finding and reading ---------------------------------------------------------------------------

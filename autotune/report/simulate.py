@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.scheduler import POLICIES, Limits, Report
+from autotune.core.scheduler import POLICIES, Limits, Report, same_latency, same_rate
 from autotune.core.scheduler.history import PoolUse
 from autotune.core.workload import Workload
 
@@ -93,7 +93,11 @@ def findings(reports: Sequence[Report]) -> list[str]:
             ("static-batch", "static batches, which wait for their longest member"),
             ("max-length", "reserving max_model_len for everybody"),
         ):
-            if name in by_name and by_name[name].tok_s > 0:
+            if name not in by_name or not by_name[name].tok_s > 0:
+                continue
+            if same_rate(paged, by_name[name]):
+                lines.append(f"first-come ties in tokens per second with {what}")
+            else:
                 lines.append(f"first-come is {paged.tok_s / by_name[name].tok_s:.2f} times as fast as {what}")
     if "contiguous" in by_name:
         lines += _fragmentation(by_name["contiguous"], paged)
@@ -101,11 +105,29 @@ def findings(reports: Sequence[Report]) -> list[str]:
     if len(others) > 1:
         fastest = max(others, key=lambda report: report.tok_s)
         soonest = min(others, key=lambda report: report.mean_latency_s)
+        most = [report for report in others if same_rate(report, fastest)]
+        first = [report for report in others if same_latency(report, soonest)]
+        rates = [f"{report.tok_s:.1f}" for report in most]
+        waits = [_seconds(report.mean_latency_s) for report in first]
         lines.append(
-            f"most tokens per second: {fastest.policy} ({fastest.tok_s:.1f}); soonest answers on average: "
-            f"{soonest.policy} ({_seconds(soonest.mean_latency_s)})"
+            f"most tokens per second: {_first_of(most, rates, len(others))}; "
+            f"soonest answers on average: {_first_of(first, waits, len(others))}"
         )
+        if len(most) > 1 or len(first) > 1:
+            lines.append(
+                "a tie: the runs end within one request's time of each other, or latencies differ by less "
+                "than they scatter"
+            )
     return lines
+
+
+def _first_of(tied: Sequence[Report], figures: Sequence[str], of: int) -> str:
+    """The winner with its figure, or those that tie."""
+    if len(tied) == 1:
+        return f"{tied[0].policy} ({figures[0]})"
+    shown = figures[0] if len({*figures}) == 1 else ", ".join(figures)
+    names = "all" if len(tied) == of else ", ".join(report.policy for report in tied)
+    return f"a tie of {names} ({shown})"
 
 
 def _fragmentation(contiguous: Report, paged: Report | None) -> list[str]:

@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+#: What steers or hides text and has no shape of its own: marks and overrides of writing direction, joiners
+#: and zero-width signs, separators of lines and paragraphs, fillers, tags (Unicode's Bidi_Control,
+#: Default_Ignorable_Code_Point, and categories Zl and Zp). The joiner and the selector of emoji (U+200D,
+#: U+FE0F) are left: they change no reading.
+_HIDDEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200c\u200e\u200f\u2028-\u202e"
+    "\u2060-\u206f\u2800\u3164\ufeff\uffa0\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
+)
+
+
+def visible(value: str) -> str:
+    """`value` with what steers or hides text written out, as `\\u202e`."""
+    return _HIDDEN.sub(_written_out, value)
+
+
+def _written_out(match: re.Match[str]) -> str:
+    place = ord(match[0])
+    return f"\\u{place:04x}" if place < 0x10000 else f"\\U{place:08x}"
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -37,7 +58,7 @@ def texts(value: Any) -> tuple[str, ...]:
 
 def one_line(value: str) -> str:
     """`value` without anything that ends a line or hides text in a terminal."""
-    return "".join(c if c.isprintable() else "�" for c in value).strip()
+    return "".join(c if c.isprintable() else "�" for c in visible(value)).strip()
 
 
 def bounds(value: Any) -> tuple[float, float, float] | None:

@@ -68,7 +68,7 @@ class Launcher:
         Raises:
             KeyboardInterrupt: after the server is closed and the trial recorded as interrupted.
         """
-        log = self._folder.log_path(state.launches, label)
+        log = self._folder.claim_log(state.launches, label)
         trial.launch, trial.log = state.launches, f"logs/{log.name}"
         trial.argv, trial.started_at = self._engine.argv(trial.config), utc_now()
         began = self._clock()

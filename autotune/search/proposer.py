@@ -28,9 +28,12 @@ RANDOM_EVERY = 6
 #: A launch of the list may be predicted this much slower (in logarithms) than the best one, if it shows a
 #: choice that nothing has shown yet: within 40 %, since what a category costs is often unknown.
 _COVERS_WITHIN = 0.5
-#: What a new number of sequences, and of batched tokens, is worth in the list, in logarithms: the strongest
-#: levers, whose best values forecasts miss by a step.
-_NEW_SEQS, _NEW_TOKENS = 0.15, 0.05
+#: What a new number of batched tokens is worth in the list once every category was shown, in logarithms: what
+#: a chunk costs is what forecasts miss most, and a second new number would hide it.
+_NEW_TOKENS = 0.15
+#: Numbers that are predicted to gain no more than this, in logarithms, are not changed together with a
+#: category: forecasts are 5 to 15 % off on recorded launches (benchmarks/throughput_accuracy.py).
+_CANNOT_TELL = 0.05
 #: Later, the logarithm of a gain loses this times log(1 + launches with that number of sequences), and as
 #: much for the block size: the model else spends them on variants of one number that differ by less than
 #: launches do, while a kernel that one unlucky launch showed is never tried beside the better options.
@@ -38,7 +41,7 @@ _ALIKE = 1.0
 #: Candidates whose single verdict is asked for risks that the columns do not hold.
 _LOOKED_AT = 8
 #: What should stay free beside the budget for allocations that no gate checks (design.md keeps as much for
-#: others on CUDA); with nothing left every second launch is taken to die.
+#: others on CUDA); with nothing left every second launch is taken to die, and any once one did.
 _BESIDE_BYTES = 256 * MIB
 _NOTHING_LEFT = 0.5
 #: After a launch that died for memory, of candidates that ask for at least as much everywhere.
@@ -142,8 +145,7 @@ class Proposer:
         chance *= view.chance_within(seen, points)
         if searched < self._listed or not len(seen.rows):
             worth = expected + np.log(np.maximum(chance, 1e-3))
-            if searched:
-                worth = _diverse(worth, rows, seen.all_rows, workload.concurrency)
+            worth = _diverse(worth, rows, seen.all_rows, workload.concurrency, first=not searched)
             place = self._best(pool, places, worth, math.log(_LIKELY_DEAD))
             return Proposal(pool.configs[places[place]], "predicted", math.inf, math.exp(expected[place]))
         gains = _expected_improvement(expected, deviation, best)
@@ -183,7 +185,9 @@ class Proposer:
         chance: Array = columns.chance[places].copy()
         free = columns.free_bytes[places]
         if not self._cpu:
-            chance *= np.clip(_NOTHING_LEFT + (1 - _NOTHING_LEFT) * free / _BESIDE_BYTES, _NOTHING_LEFT, 1.0)
+            died = any(outcome.value.startswith("oom_") for _, outcome, _ in seen.failed)
+            nothing = _AS_HEAVY if died else _NOTHING_LEFT
+            chance *= np.clip(nothing + (1 - nothing) * free / _BESIDE_BYTES, nothing, 1.0)
         for failed, outcome, free_then in seen.failed:
             if not outcome.value.startswith(("oom_", "gate", "host_")):
                 chance[rows.block_size == failed.block_size[0]] *= _LIKE_A_FAILURE
@@ -254,19 +258,22 @@ def _log_alike(values: Array, before: Array) -> Array:
     return np.asarray(np.log1p((values[:, None] == found[None, :]) @ counts))
 
 
-def _diverse(worth: Array, rows: Rows, seen: Rows, clients: int) -> Array:
+def _diverse(worth: Array, rows: Rows, seen: Rows, clients: int, *, first: bool) -> Array:
     """The worth of list candidates: prediction, and what nothing launched so far has shown.
 
-    A choice of a category comes first, with the numbers that look best: next to new numbers as well nobody
-    could say what was slow.
+    The best predicted one is first, then each choice of a category. Next to new numbers nobody could say what
+    was slow: both keep the numbers launched before unless others are predicted to be clearly better.
     """
     if not len(seen):
         return worth
+    new_seqs = ~np.isin(np.minimum(rows.seqs, clients), np.minimum(seen.seqs, clients))
+    new_tokens = ~np.isin(rows.tokens, seen.tokens)
+    steady = worth - _CANNOT_TELL * (1.0 * new_seqs + new_tokens)
+    if first:
+        return steady
     fresh = ~np.isin(rows.block_size, seen.block_size)
     fresh |= ~np.isin(rows.offloaded_bytes > 0, seen.offloaded_bytes > 0)
     fresh &= worth >= worth.max() - _COVERS_WITHIN
     if fresh.any():
-        return np.where(fresh, worth + _COVERS_WITHIN, worth)
-    together = np.minimum(rows.seqs, clients)
-    worth = worth + _NEW_SEQS * ~np.isin(together, np.minimum(seen.seqs, clients))
-    return worth + _NEW_TOKENS * ~np.isin(rows.tokens, seen.tokens)
+        return np.where(fresh, steady + _COVERS_WITHIN, worth)
+    return worth + _NEW_TOKENS * new_tokens

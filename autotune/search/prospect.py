@@ -26,7 +26,8 @@ from autotune.spaces import Space
 from autotune.vllm.predict import Predictor
 
 #: The list takes about a third of the search launches (reference/algorithms.md, section 8, reading b): as
-#: many as there are choices of a category that the baseline does not show, within these bounds.
+#: many as there are choices of a category that the baseline does not show, and one for another number of
+#: batched tokens, within these bounds.
 _SHORTEST_LIST, _LONGEST_LIST = 2, 3
 
 
@@ -76,7 +77,7 @@ class Prospect:
         self._forecast = Forecast(predictor.model, engine.device(), self.state.workload, self._resolved_of)
         searching = goal.max_launches - goal.confirm_launches - 1
         unseen = len(np.unique(self.state.pool.columns.rows.block_size)) - 1
-        self.listed = max(1, min(max(_SHORTEST_LIST, min(_LONGEST_LIST, unseen)), searching // 2))
+        self.listed = max(1, min(max(_SHORTEST_LIST, min(_LONGEST_LIST, unseen + 1)), searching // 2))
         self._proposer = Proposer(
             seed=goal.seed,
             listed=self.listed,

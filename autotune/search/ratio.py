@@ -28,7 +28,7 @@ _SPREADS = (0.04, 0.08, 0.16, 0.32, 0.64)
 _NOISES = (0.01, 0.02, 0.04, 0.08, 0.16)
 #: Shares of the parts in the spread, in the order of `_raw`; and of the joint part. How many run at once, and
 #: what happens when the pool is short, is what forecasts miss most.
-_WEIGHTS = np.array([2.5, 0.6, 1.5, 0.5, 1.0, 0.3])
+_WEIGHTS = np.array([2.5, 1.0, 1.5, 0.5, 1.0, 0.3])
 _JOINT = 0.7
 #: Of a feature's range 0 to 1.
 _LENGTH = 0.2

@@ -28,6 +28,8 @@ from autotune.search.trial import Trial, device_record
 
 #: Said of the launch that ran when autotune was killed.
 LOST = f"{INTERRUPTED}: autotune ended while it ran"
+#: By these the note of a running launch is found again in trials.jsonl.
+_OF_ONE_LAUNCH = ("log", "started_at")
 
 
 @dataclass
@@ -79,7 +81,7 @@ def record_lost(folder: RunFolder, records: list[dict[str, Any]]) -> dict[str, A
     It counts as no launch, and its time as spent, as far as its log tells it. None when nothing was lost.
     """
     running = folder.running()
-    if running is None or any(r["log"] == running.get("log") for r in records):
+    if running is None or any(all(r[name] == running.get(name) for name in _OF_ONE_LAUNCH) for r in records):
         folder.clear_running()
         return None
     seconds = 0.0

@@ -6,6 +6,7 @@ are compared with what the person gives, and never taken from there.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,8 +75,13 @@ def check_records(records: Sequence[Mapping[str, Any]], where: str) -> None:
     Raises:
         BadInput: a line is not what a search writes; the message has its number.
     """
+    lines: dict[str, int] = {}
     for number, record in enumerate(records, start=1):
         check_record(record, f"{where}, line {number}")
+        # No two launches are alike to the hundredth of a second: one line stands there twice.
+        first = lines.setdefault(json.dumps(record, sort_keys=True), number)
+        if record["charged"] and first != number:
+            raise BadInput(f"{where}, line {number} repeats line {first}", hint=HINT)
 
 
 def check_record(record: Mapping[str, Any], where: str) -> None:

@@ -15,7 +15,7 @@ from autotune.core.outcome import Outcome
 from autotune.errors import BadInput
 from autotune.observations import check_facts
 
-HINT = "start anew without --resume"
+HINT = "start a new run with the same options; this one stays as it is"
 Check = Callable[[Any], bool]
 #: No figure of a run is larger; keeps infinities and integers of a thousand digits out.
 _MOST = 1e18

@@ -31,11 +31,13 @@ class Advice:
         changes: options to set (None takes an option away); empty for a remark and for what is done
             outside vLLM.
         checked: the verdict with the change made, "starts" or "uncertain"; None for a remark.
+        frees_bytes: memory that others must give back before the start.
     """
 
     text: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     checked: str | None = None
+    frees_bytes: int = 0
 
 
 def advise(
@@ -303,6 +305,7 @@ class _Adviser:
                 f"{holders}",
                 {},
                 verdict.verdict,
+                missing,
             )
 
     def _nothing_helps(self) -> Iterator[Advice]:

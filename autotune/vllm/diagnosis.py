@@ -24,6 +24,8 @@ GATE_NAMES = {
 }
 
 
+#: Two cards of one kind differ by less: what the driver and ECC keep back.
+_SAME_CARD = 0.05
 _WORKERS_ERROR = re.compile(r"Worker failed with error '(.+?)'(?:, please|$)")
 
 
@@ -58,6 +60,9 @@ def diagnose(reading: LogReading, *, total_bytes: int | None = None) -> Diagnosi
         total_bytes: the device's total, for a log that does not state it.
     """
     ledger = ledger_of(reading, total_bytes=total_bytes)
+    doubts = list(_device_doubts(reading, ledger, total_bytes))
+    if total_bytes is not None and _impossible(ledger):
+        ledger = ledger_of(reading)
     details = details_of(reading)
     outcome = reading.outcome or Outcome.OTHER
     if outcome in GATES:
@@ -68,9 +73,8 @@ def diagnose(reading: LogReading, *, total_bytes: int | None = None) -> Diagnosi
         cause, remedies = _nothing(reading), ()
     else:
         cause, remedies = _others(reading, details)
-    return Diagnosis(
-        reading, ledger, outcome, cause, remedies, details, tuple(_doubts(reading, ledger, total_bytes))
-    )
+    doubts = [*_doubts(reading, ledger), *doubts]
+    return Diagnosis(reading, ledger, outcome, cause, remedies, details, tuple(doubts))
 
 
 # -- the gates -------------------------------------------------------------------------------------
@@ -193,7 +197,33 @@ def _nothing(reading: LogReading) -> str:
     return "the log ends early in the start: neither a failure nor a start is in it"
 
 
-def _doubts(reading: LogReading, ledger: LogLedger, total_bytes: int | None) -> Iterator[str]:
+def _impossible(ledger: LogLedger) -> bool:
+    """A pool of more than the budget: the total is another card's."""
+    pool, budget = ledger.kv_pool_bytes, ledger.budget_bytes
+    return pool is not None and budget is not None and pool > budget + 0.02 * GIB
+
+
+def _device_doubts(reading: LogReading, ledger: LogLedger, total_bytes: int | None) -> Iterator[str]:
+    """What the log says against the device that was named."""
+    stated = reading.facts.total_bytes
+    if total_bytes is None:
+        return
+    if stated is not None:
+        if abs(stated / total_bytes - 1) > _SAME_CARD:
+            yield (
+                f"the log's device has {gib_text(stated)} and --device {gib_text(total_bytes)}: the log's "
+                "figure was taken"
+            )
+    elif _impossible(ledger):
+        yield (
+            f"the log's KV pool ({gib_text(ledger.kv_pool_bytes or 0)}) is more than the budget on --device "
+            f"({gib_text(ledger.budget_bytes or 0)}): that is not this log's card, and its total is not used"
+        )
+    elif ledger.known:
+        yield "the device's total is not in the log: it was taken from --device"
+
+
+def _doubts(reading: LogReading, ledger: LogLedger) -> Iterator[str]:
     if reading.outcome is None and reading.known:
         yield (
             "a process that is killed from outside writes nothing: look at its exit code (137: killed, "
@@ -203,8 +233,6 @@ def _doubts(reading: LogReading, ledger: LogLedger, total_bytes: int | None) -> 
         yield "the deciding line has no number"
     if reading.others:
         yield f"the log holds {1 + len(reading.others)} servers; this is the one that failed first"
-    if total_bytes is not None and reading.facts.total_bytes is None and ledger.known:
-        yield "the device's total is not in the log: it was taken from --device"
     weights, rest = ledger.weights_bytes, ledger.non_kv_bytes
     if weights is not None and rest is not None and weights > rest + 0.02 * GIB:
         yield (

@@ -203,10 +203,15 @@ def _performance_mode(launch: _Launch) -> str | None:
 
 def _json(launch: _Launch) -> str | None:
     """Options that vLLM parses as JSON objects (`image=1` is turned into JSON on the way)."""
-    for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
+    for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "compilation_config"):
         text = getattr(launch.config, name)
         if text is None or (
             name == "limit_mm_per_prompt" and re.fullmatch(r"\s*\w+=\d+(\s*,\s*\w+=\d+)*\s*", text)
+        ):
+            continue
+        if name == "compilation_config" and (
+            # Up to 0.8 it is a Python literal, and up to 0.11 a level may stand alone.
+            launch.rules.column in ("0.6", "0.8") or text.strip().isdecimal()
         ):
             continue
         # vLLM takes 1k and 2M in it.

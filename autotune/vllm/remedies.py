@@ -22,6 +22,9 @@ from autotune.vllm.versions import rules_for
 _LEAST_SHARE = 0.1
 #: What a card holds that nothing uses: driver and a display, at most (the widest seen is 1.25 GiB).
 _DESKTOP_BYTES = 1.5 * GIB
+_OFFLOAD = frozenset({"cpu_offload_gb"})
+#: The end of a remedy that is known to pass gate 1 alone.
+TOO_EARLY = "; whether the model fits it, this log came too early to say (give --model to autotune)."
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,16 @@ class Remedy:
         changes: options to set; empty for what is done outside vLLM.
         frees_bytes: memory that others must give back before the next start.
         checked: the gates were put through again with the log's figures: "starts", or "passes
-            gate1_budget" where the log came too early for more; None where it does not say enough.
+            gate1_budget" where the log came too early for more; None where it does not say enough. With
+            arithmetic on the model also its verdict, "starts" or "uncertain".
+        against: of a remark, the options of which it says that they do not help.
     """
 
     text: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     frees_bytes: int = 0
     checked: str | None = None
+    against: frozenset[str] = frozenset()
 
 
 def gate_remedies(reading: LogReading, ledger: LogLedger) -> tuple[Remedy, ...]:
@@ -81,7 +87,8 @@ def _gate1(reading: LogReading, ledger: LogLedger) -> Iterator[Remedy]:
             )
     yield Remedy(
         "--cpu-offload-gb, a shorter --max-model-len or smaller batches do not help here: this check "
-        "compares only total x gpu_memory_utilization with what is free."
+        "compares only total x gpu_memory_utilization with what is free.",
+        against=frozenset({"cpu_offload_gb", "max_model_len", "max_num_seqs", "max_num_batched_tokens"}),
     )
 
 
@@ -127,8 +134,7 @@ def _gate2(reading: LogReading, ledger: LogLedger) -> Iterator[Remedy]:
     elif pool is not None:
         yield Remedy(
             f"The budget must grow by more than {_gib_up(-pool)}, and by one sequence's KV cache: raise "
-            "--gpu-memory-utilization by that much of the device's total, if so much is free (the log "
-            "does not state the total; --device names it to autotune)."
+            f"--gpu-memory-utilization by that much of {_total_text(ledger)}."
         )
     else:
         yield Remedy(
@@ -147,7 +153,8 @@ def _raise_share_for_pool(ledger: LogLedger) -> Iterator[Remedy]:
         most = f"at the most that is free ({top:g})" if top is not None else "even at 1.0"
         yield Remedy(
             f"No --gpu-memory-utilization leaves {wanted}: {most} everything else still takes "
-            f"{gib_text(ledger.non_kv_bytes or 0)}; less must be loaded, as below."
+            f"{gib_text(ledger.non_kv_bytes or 0)}; less must be loaded.",
+            against=frozenset({"gpu_memory_utilization"}),
         )
         return
     if needed:
@@ -209,9 +216,11 @@ def _offload(reading: LogReading, ledger: LogLedger, short: float | None) -> Rem
     version = reading.facts.vllm_version
     rules = rules_for(version) if version else None
     if ledger.cpu:
-        return Remedy("--cpu-offload-gb moves nothing on the CPU backend.")
+        return Remedy("--cpu-offload-gb moves nothing on the CPU backend.", against=_OFFLOAD)
     if rules and rules.certain and reading.facts.model_runner == "V2" and rules.offload_v2 == "ignored":
-        return Remedy(f"--cpu-offload-gb has no effect in vLLM {version} with the V2 model runner.")
+        return Remedy(
+            f"--cpu-offload-gb has no effect in vLLM {version} with the V2 model runner.", against=_OFFLOAD
+        )
     if short is None or ledger.weights_bytes is None or short > ledger.weights_bytes:
         return Remedy(
             "--cpu-offload-gb N moves up to N GiB of decoder weights to pinned host memory; every step "
@@ -265,15 +274,16 @@ def _raise_share(ledger: LogLedger, needed: float, pool: float) -> Iterator[Reme
     top = highest_share(ledger)
     if least is not None and (top is None or least <= top):
         yield _share_remedy(ledger, least, top)
-    elif least is None and ledger.total_bytes is None:
+    elif least is None and (ledger.total_bytes is None or ledger.gpu_memory_utilization is None):
         yield Remedy(
-            f"The pool is {_gib_up(short)} short: raise --gpu-memory-utilization by so much of the "
-            "device's total, if so much is free at the start (the log does not state the total)."
+            f"The pool is {_gib_up(short)} short: raise --gpu-memory-utilization by so much of "
+            f"{_total_text(ledger)}."
         )
     elif top is not None:
         yield Remedy(
             f"--gpu-memory-utilization cannot help alone: {gib_text(short)} are missing, and {top:g} is "
-            "the most that the free memory allows."
+            "the most that the free memory allows.",
+            against=frozenset({"gpu_memory_utilization"}),
         )
 
 
@@ -309,6 +319,19 @@ def _checked(outcome: Outcome | None, *, first_gate: bool = False) -> str | None
     return "passes gate1_budget" if outcome is None and first_gate else None
 
 
+def _total_text(ledger: LogLedger) -> str:
+    """The device's total, and which of the two figures is missing that would give a number."""
+    if ledger.total_bytes is None:
+        return (
+            "the device's total, if so much is free at the start (the log does not state the total; --device "
+            "names it to autotune)"
+        )
+    return (
+        f"the device's {gib_text(ledger.total_bytes)}, if so much is free at the start (the log does not say "
+        "what it was)"
+    )
+
+
 # -- words -----------------------------------------------------------------------------------------
 
 
@@ -319,7 +342,7 @@ def _what_is_unknown(ledger: LogLedger, share: float) -> str:
         left = ledger.total.best * share - ledger.weights_bytes
         if left < 0:
             return f"; but the weights alone take {gib_text(ledger.weights_bytes)}."
-    return "; whether the model fits it, this log came too early to say (give --model to autotune)."
+    return TOO_EARLY
 
 
 def _gib_up(count_bytes: float) -> str:

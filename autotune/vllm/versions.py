@@ -131,13 +131,21 @@ def heeded(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in MEMORY_VARIABLES if environment.get(name)}
 
 
+#: As PEP 440 and vLLM's tags write one: 0.32, v0.32.0rc1, 0.26.0.post1, 0.11.1.dev3+g0a1b2c3.cu130.
+_VERSION = re.compile(
+    r"v?\d{1,4}\.\d{1,4}(?:\.\d{1,4}){0,2}(?:[-_.]?(?:a|b|c|rc|alpha|beta)\.?\d{0,4})?(?:[-.]?post\d{0,4})?"
+    r"(?:[-.]?dev\d{0,8})?(?:\+[\w.-]{1,80})?",
+    re.ASCII,
+)
+
+
 def check_version(text: str) -> str:
     """`text` when it is a version of vLLM as a person types it.
 
     Raises:
         BadInput: it is something else; `rules_for` itself takes what a server says of itself.
     """
-    if not re.match(r"v?\d{1,4}\.\d{1,4}(?!\d)", text.strip()):
+    if not _VERSION.fullmatch(text.strip()):
         shown = text[:40] if text.isprintable() else repr(text[:40])
         raise BadInput(f"--vllm-version {shown!r} is no version of vLLM", hint="for example 0.32.0")
     return text.strip()

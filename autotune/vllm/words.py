@@ -37,7 +37,10 @@ def _oom_load(reading: LogReading, details: Details) -> tuple[str, Iterator[Reme
             "Take a smaller or quantized checkpoint (AWQ, GPTQ, FP8), or several cards: "
             "--tensor-parallel-size 2 halves what each must hold.",
             "--cpu-offload-gb N keeps N GiB of decoder weights in pinned host memory; it costs speed.",
-            "--gpu-memory-utilization and --max-model-len do not matter here: loading is bound by neither.",
+            Remedy(
+                "--gpu-memory-utilization and --max-model-len do not matter here: they do not bound loading.",
+                against=frozenset({"gpu_memory_utilization", "max_model_len"}),
+            ),
             "See that nothing else holds memory on the device (`nvidia-smi`).",
         ),
     )

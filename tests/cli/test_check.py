@@ -240,6 +240,15 @@ def test_without_a_device_the_exit_code_is_4(check: Any, monkeypatch: pytest.Mon
         ([*LLAMA, "--device", "H200", "--usage", "batch"], "'batch' is not one of"),
         ([*LLAMA, "--device", "H200", "--observations", "./none.yaml"], "cannot read recording"),
         ([*LLAMA, "--device", "H200", "--max-num-seqs", "8", "--", "--max-num-seqs", "9"], "before --"),
+        ([*LLAMA, "--device", "H200", "-O", "99"], "optimization_level must be at most 3, not '99'"),
+        ([*LLAMA, "--device", "H200", "--", "-O99"], "optimization_level must be at most 3"),
+        ([*LLAMA, "--device", "H200", "--cudagraph-capture-sizes", "-1"], "-1 is no batch size"),
+        ([*LLAMA, "--device", "H200", "--", "--cudagraph-capture-sizes", "-1"], "is empty"),
+        ([*LLAMA, "--device", "H200", "--max-num-seqs", "9" * 30], "at most 1125899906842624 (2^50)"),
+        ([*LLAMA, "--device", "H200", "--vllm-version", "0.32 foo"], "is no version of vLLM"),
+        ([*LLAMA, "--device", "H200", "--", "foo", "bar"], "'foo' after --: neither an option nor the value"),
+        ([*LLAMA, "--device", "H200", "--", "--enforce-eager", "bar"], "'bar' after --: neither"),
+        ([*LLAMA, "--device", "H200", "--", "--foo=1", "bar"], "'bar' after --: neither"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(check: Any, arguments: list[str], message: str) -> None:
@@ -248,6 +257,20 @@ def test_bad_input_exits_with_2_and_one_line(check: Any, arguments: list[str], m
     assert message in err
     assert "Traceback" not in err
     assert max(len(line) for line in err.splitlines()) < 600
+
+
+def test_words_of_an_option_that_is_not_known_are_its_values(check: Any) -> None:
+    found = as_json_with_rest(check, *LLAMA, "--device", "H200", "--", "--lora-modules", "a=1", "b=2")
+    assert found["not_looked_at"] == ["--lora-modules"]
+
+
+@pytest.mark.parametrize(
+    ("version", "doubted"), [("0.33.0", False), ("v0.32.0rc1", False), ("0.40.1", True), ("1.0", True)]
+)
+def test_a_newer_version_gets_the_nearest_rules_and_a_doubt(check: Any, version: str, doubted: bool) -> None:
+    found = as_json(check, *LLAMA[:2], "--device", "H200", "--vllm-version", version)
+    said = f"vLLM {version} was not looked into: the rules of 0.33 are assumed"
+    assert (said in found["doubts"]) == doubted
 
 
 def test_a_refusal_is_an_answer(check: Any) -> None:

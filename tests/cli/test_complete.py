@@ -113,25 +113,62 @@ def test_zsh_and_fish_ask_in_their_own_way(
     assert "sim" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
-def test_bash_itself_completes(tmp_path: Path) -> None:
+# --- in the shells themselves: the script is sourced, and its function called as for a Tab
+
+
+#: What is typed, and what is offered then.
+TYPED = {
+    "autotune se": "search",
+    "autotune search --max-l": "--max-launches",
+    "autotune search --device 40": "4060 4090",
+}
+_BASH = """
+eval "$(_AUTOTUNE_COMPLETE=bash_source autotune)"
+complete -p autotune >&2
+while read -r -a COMP_WORDS; do
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
+    _autotune_completion autotune
+    echo "${COMPREPLY[@]}"
+done
+"""
+# Outside of the line editor the builtins that take offers do not work: they say what they are given.
+_ZSH = """
+compdef() { print -u2 -- "$@" }
+compadd() { print -- "${(@P)5}" }
+_describe() { print -- "${(@P)3%%:*}" }
+eval "$(_AUTOTUNE_COMPLETE=zsh_source autotune)"
+while read -r line; do
+    words=(${=line}) CURRENT=${#words}
+    _autotune_completion
+done
+"""
+_FISH = """
+_AUTOTUNE_COMPLETE=fish_source autotune | source
+complete --command autotune >&2
+while read line
+    echo (complete --do-complete $line | string split --fields 1 \\t)
+end
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "alone", "script"),
+    [("bash", "--norc", _BASH), ("zsh", "-f", _ZSH), ("fish", "--no-config", _FISH)],
+)
+def test_the_shell_itself_completes(shell: str, alone: str, script: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} on this machine")
     command = tmp_path / "autotune"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m autotune "$@"\n')
     command.chmod(0o755)
-    script = (
-        'eval "$(_AUTOTUNE_COMPLETE=bash_source autotune)"\n'
-        "COMP_WORDS=(autotune search --device 40); COMP_CWORD=3\n"
-        "_autotune_completion autotune\n"
-        'echo "${COMPREPLY[@]}"\n'
-        "complete -p autotune\n"
-    )
     done = subprocess.run(
-        ["bash", "--norc", "-c", script],
+        [shell, alone, "-c", script],
+        input="".join(f"{line}\n" for line in TYPED),
         cwd=ROOT,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=240,
     )
-    assert done.stdout.splitlines()[0] == "4060 4090", done.stderr
-    assert "_autotune_completion" in done.stdout
+    assert done.stdout.splitlines() == list(TYPED.values()), done.stderr
+    assert "autotune" in done.stderr

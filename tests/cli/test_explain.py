@@ -169,6 +169,12 @@ def test_model_and_device_add_advice_that_the_predictor_judged(tmp_path: Path) -
     assert document["ledger"]["total_bytes"] == 24217 << 20  # type: ignore[index]
 
 
+def test_what_is_no_version_is_one_line() -> None:
+    result = explain(GATE2, "--vllm-version", "1e9")
+    assert isinstance(result.exception, BadInput)
+    assert result.exception.message == "--vllm-version '1e9' is no version of vLLM"
+
+
 def test_closed_pipe_and_exit_codes(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     run = [sys.executable, "-m", "autotune", "explain"]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.options import check_storage, parse_passthrough, parse_seconds, parse_workload
 from autotune.core.workload import Shape
 from autotune.errors import BadInput
+from autotune.tasks.options import check_storage, parse_passthrough, parse_seconds, parse_workload
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,45 @@ def test_what_has_no_page_is_one_clear_line(
     assert (code, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_pipe_without_a_reader_is_one_clear_line(
+    autotune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.report.textfile._READER_S", 0.1)
+    folder, pipe = make_run(tmp_path / "runs"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code, out, err = autotune("report", str(folder), "-o", str(pipe))
+    assert (code, out) == (2, "")
+    assert err == f"autotune: cannot write {pipe}: nobody reads this pipe\n"
+    code, out, err = autotune("search", "--events", str(pipe), "--model", "m", "--engine", "sim")
+    assert (code, out) == (2, "")
+    assert err == f"autotune: --events: cannot write '{pipe}': nobody reads this pipe\n"
+
+
+def test_a_pipe_with_a_reader_gets_the_whole_page(autotune: Any, tmp_path: Path) -> None:
+    folder, pipe = make_run(tmp_path / "runs"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    pages: list[str] = []
+    reader = threading.Thread(target=lambda: pages.append(pipe.read_text(encoding="utf-8")))
+    reader.start()
+    code, _, err = autotune("report", str(folder), "-o", str(pipe))
+    reader.join(60)
+    assert code == 0, err
+    assert pages[0].endswith("</html>\n")
+
+
+def test_hidden_signs_are_written_out_on_the_terminal(autotune: Any, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs", name="run-\u202eabc")
+    (folder / "trials.jsonl").write_text("{\n", encoding="utf-8")
+    code, _, err = autotune("report", str(folder), "-o", str(tmp_path / "page.html"))
+    assert code == 0
+    assert "run-\\u202eabc" in err
+    assert "\u202e" not in err
+    code, _, err = autotune("report", "\u202eabc", "--runs-dir", str(tmp_path))
+    assert (code, "\u202e" in err) == (2, False)
+    log = tmp_path / "vllm.log"
+    log.write_text("ValueError: \u202eabc\u2028 is not a model\n", encoding="utf-8")
+    _, out, _ = autotune("explain", str(log))
+    assert "\\u202eabc\\u2028" in out
+    assert not {"\u202e", "\u2028"} & set(out)

@@ -159,6 +159,7 @@ def test_another_space_is_refused(left: Path, tmp_path: Path, capsys: pytest.Cap
             lambda text: text.replace('"charged": true', '"charged": "yes"'),
             "charged is damaged",
         ),
+        ("trials.jsonl", lambda text: text + text, "repeats line"),
         ("study.journal", lambda text: "nonsense\n" + text, "study.journal: line 1 is damaged"),
         ("study.journal", lambda text: '{"op_code": 99}\n' + text, "study"),
         (
@@ -176,6 +177,17 @@ def test_a_damaged_folder_is_one_line(
     err = capsys.readouterr().err
     assert (code, said in err) == (2, True), err
     assert "Traceback" not in err
+
+
+def test_launches_that_only_the_result_knows_are_not_made_again(
+    searched: Path, left: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(searched / "result.json", left / "result.json")
+    before = (left / "result.json").read_bytes()
+    code = run("--resume", str(left))
+    err = capsys.readouterr().err
+    assert (code, "trials.jsonl has 3 launches, result.json tells of 5" in err) == (2, True), err
+    assert (left / "result.json").read_bytes() == before
 
 
 def test_a_link_in_the_folder_is_refused(

@@ -214,3 +214,50 @@ def test_a_pool_of_a_billion_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--requests", "4", "--policy", "first-come", "--policy", "contiguous"]
     made = simulated(capsys, "--blocks", str(1 << 30), *few)
     assert made["policies"]["first-come"]["requests"] == 4
+
+
+def test_a_tie_has_no_winner(capsys: pytest.CaptureFixture[str]) -> None:
+    # A pool that is never full: the order of admission decides nothing.
+    code, out, _ = run(capsys, "--blocks", "100000", "--concurrency", "8", "--requests", "40")
+    assert code == 0
+    assert "most tokens per second: a tie of all (" in out
+    assert "soonest answers on average: a tie of all (" in out
+    assert "first-come ties in tokens per second with reserving max_model_len for everybody" in out
+    assert "times as fast as static batches" in out
+    # A full one: the shortest first answers sooner, and nobody makes more tokens by chance.
+    findings = simulated(capsys, "--blocks", "500")["findings"]
+    said = next(text for text in findings if text.startswith("most tokens"))
+    assert "soonest answers on average: a tie of shortest-remaining-first, pack-for-throughput (" in said
+    assert "low-water" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--input-len", "1000000000", "--output-len", "9"], "fill 250000004 blocks of 16 tokens; at most"),
+        (["--input-len", "9", "--output-len", "1000000000"], "fill 250000004 blocks of 16 tokens; at most"),
+        (
+            ["--input-len", "5000000", "--output-len", "1", "--max-num-batched-tokens", "1",
+             "--max-num-seqs", "1"],
+            "prompts take 20000000 steps of 1 tokens; at most",
+        ),
+    ],
+)  # fmt: skip
+def test_what_nobody_would_wait_for_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    code, out, err = run(capsys, "--blocks", str(1 << 30), "--requests", "4", *arguments)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_long_simulation_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.cli.simulate_work._STAYING_S", 0.0)
+    monkeypatch.setattr("autotune.cli.simulate_work._CHANGES", 10)
+    _, out, err = run(capsys, "--blocks", "300", "--requests", "60", "--policy", "first-come")
+    told = [line for line in err.splitlines() if line.startswith("simulating first-come: ")]
+    assert len(told) > 3
+    assert told[-1].endswith("of 60 requests answered")
+    assert "simulating" not in out

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.core.scheduler import POLICIES, ConstantStep, ContiguousPool, Limits, Loop, PagedPool, Reserve
+from autotune.core.scheduler import (
+    POLICIES,
+    ConstantStep,
+    ContiguousPool,
+    Limits,
+    Loop,
+    PagedPool,
+    Reserve,
+    Sequence,
+    same_latency,
+    same_rate,
+)
 from autotune.core.workload import Shape
 from autotune.errors import BadInput
 
@@ -274,6 +285,8 @@ def conserved(loop: Loop) -> None:
             assert s.extent is None
         elif not loop.contiguous:
             assert s.computed <= len(s.blocks) * loop.limits.block_size
+    # Those in their prompts are the last: only they are looked at one by one.
+    assert [s.prefilling for s in loop.running] == sorted(s.prefilling for s in loop.running)
     totals = loop.totals
     assert totals.output_tokens == sum(s.produced for s in loop.sequences)
     # Computed now or when it was answered, and what preemption threw away, less what the cache spared.
@@ -332,6 +345,53 @@ def test_jumping_comes_to_the_same_as_going_step_by_step(
     for name in ("mean_usage", "peak_usage"):
         assert jumped.pop(name) == pytest.approx(walked.pop(name), abs=0.35)
     assert plain_numbers(jumped) == pytest.approx(plain_numbers(walked), rel=1e-4)
+
+
+def looks(clients: int, monkeypatch: pytest.MonkeyPatch, policy: str) -> int:
+    """How often a simulation of 512 requests of 256 clients or fewer asks a sequence for its state."""
+    count = 0
+    computed = Sequence.computed
+
+    def asked(sequence: Sequence) -> int:
+        nonlocal count
+        count += 1
+        return sequence._computed + sequence._steps.taken
+
+    monkeypatch.setattr(Sequence, "computed", property(asked, computed.fset))
+    shapes = [Shape(16 + at % 50, 20 + 7 * at % 90) for at in range(512)]
+    run(shapes, policy, clients, blocks=8000, max_num_seqs=256)
+    monkeypatch.setattr(Sequence, "computed", computed)
+    return count
+
+
+@pytest.mark.parametrize("policy", ["first-come", "contiguous"])
+def test_a_step_costs_what_changes_in_it_and_not_who_runs(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 0 < looks(256, monkeypatch, policy) < 1.5 * looks(16, monkeypatch, policy)
+
+
+def test_ties_are_told_from_winners() -> None:
+    # 40 short requests in a pool that is never full: every order comes to the same but for rounding.
+    shapes = [Shape(64, 16 + at % 9) for at in range(40)]
+    _, one = run(shapes, clients=8, blocks=1000)
+    _, other = run(shapes, "bucketing", clients=8, blocks=1000)
+    assert same_rate(one, other)
+    assert same_latency(one, other)
+    _, slow = run(shapes, "max-length", clients=8, blocks=19, max_model_len=128)
+    assert not same_rate(one, slow)
+    assert not same_latency(one, slow)
+    # Ends that lie one request's time apart are chance; further apart they are not.
+    later = replace(one, seconds=one.seconds + 0.9 * one.mean_service_s)
+    assert same_rate(one, later)
+    assert not same_rate(one, replace(one, seconds=one.seconds + 1.1 * one.mean_service_s))
+    # Differences that scatter about zero tie, those that lie to one side do not.
+    half = tuple(s + (0.5 if at % 2 else -0.4) for at, s in enumerate(one.part_latency_s))
+    shifted = tuple(s + 0.1 + 0.01 * at for at, s in enumerate(one.part_latency_s))
+    assert same_latency(one, replace(one, mean_latency_s=one.mean_latency_s + 0.05, part_latency_s=half))
+    assert not same_latency(
+        one, replace(one, mean_latency_s=one.mean_latency_s + 0.145, part_latency_s=shifted)
+    )
 
 
 @settings(max_examples=100, deadline=None)

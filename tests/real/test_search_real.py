@@ -1,4 +1,4 @@
-"""`scripts/search` on real vLLM: what it prunes, launches, predicts and leaves. About ten launches."""
+"""`scripts/search` on real vLLM: what it prunes, launches, predicts and leaves. About thirteen launches."""
 
 from __future__ import annotations
 
@@ -184,6 +184,31 @@ def test_tokens_were_counted_by_the_server_and_prompts_were_new(finished: Finish
 
 def test_nothing_is_left_of_the_search(finished: Finished) -> None:
     assert finished.left == []
+
+
+def test_a_default_that_is_the_best_already_ends_as_same(tmp_path: Path) -> None:
+    """Four clients, and nothing to try but one sequence at a time: vLLM's own number stays."""
+    real_engine()
+    (tmp_path / "space.yaml").write_text("options:\n  max_num_seqs: {values: [1]}\n")
+    with alone():
+        share = round(BUDGET_BYTES / cpu_device().total.best, 4)
+        command = [
+            *(str(ROOT / "scripts" / "search"), "--model", str(MODEL), "--target-len", str(TARGET_LEN)),
+            *("--max-launches", "3", "--space", str(tmp_path / "space.yaml"), "--measure-s", "20"),
+            *("--set", f"gpu_memory_utilization={share}", "--set", "block_size=32"),
+            *("--concurrency", "4", "--input-len", "64", "--output-len", "16", "--no-cache"),
+            *("--runs-dir", str(tmp_path / "runs"), *FAST),
+        ]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr[-4000:]
+    (run,) = (tmp_path / "runs").iterdir()
+    result = json.loads((run / "result.json").read_text())
+    # One sequence was measured, and is not what the answer names.
+    params = [json.loads(line)["params"] for line in (run / "trials.jsonl").read_text().splitlines()]
+    assert [one.get("max_num_seqs") for one in params] == [None, 1, None]
+    assert result["status"] == "same", done.stdout
+    assert result["best"]["params"] == result["baseline"]["params"] == params[0]
+    assert "max-num-seqs" not in (run / "best.yaml").read_text()
 
 
 @contextmanager

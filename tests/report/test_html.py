@@ -17,7 +17,9 @@ from autotune.report.measured import measured, role_of
 from autotune.report.pastrun import read_run
 from tests.report.run_folder import BASE, BEST, GIB, interval, make_run, refusal, trial
 
-EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&<!-- \x1b[31m"
+#: What turns, hides or breaks text, one of each kind.
+HIDDEN = "\u202e\u2066\u061c\u200b\u2028\u2029\ufeff\u00ad\u3164\U000e0041"
+EVIL = f"</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&<!-- \x1b[31m{HIDDEN}"
 
 
 class Page(HTMLParser):
@@ -187,6 +189,8 @@ def test_nothing_that_a_run_holds_becomes_markup(
     assert "img" not in {tag for tag, _ in parsed.tags}
     assert "alert(1)" in parsed.text, "it was to be shown, as text"
     assert "\x1b" not in text
+    assert not set(HIDDEN) & set(text)
+    assert "\\u202e\\u2066\\u061c\\u200b\\u2028\\u2029\\ufeff" in text
     policy = next(a["content"] or "" for tag, a in parsed.tags if a.get("http-equiv"))
     assert "default-src 'none'" in policy
     assert "script-src 'sha256-" in policy

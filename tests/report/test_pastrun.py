@@ -151,10 +151,12 @@ def test_a_log_outside_the_run_is_not_read(tmp_path: Path) -> None:
 def test_a_log_is_shown_without_what_steers_a_terminal(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     (folder / "logs" / "001-search.log").write_bytes(
-        b"old\n" * 50_000 + b"\x1b[31mred\x1b[0m\n 10%\r 90%\r100%\nbell\x07 \xff end\r\n"
+        b"old\n" * 50_000
+        + "a\u202eb\u2028\n".encode()
+        + b"\x1b[31mred\x1b[0m\n 10%\r 90%\r100%\nbell\x07 \xff end\r\n"
     )
     tail = read_run(folder).log_tail({"log": "logs/001-search.log"})
-    assert tail.endswith("red\n100%\nbell� � end")
+    assert tail.endswith("a\\u202eb\\u2028\nred\n100%\nbell� � end")
     assert len(tail.split("\n")) == 60
 
 

@@ -65,7 +65,7 @@ def test_a_forecast_that_is_wrong_traps_nobody(
 
 def test_a_launch_in_six_is_drawn_at_random_once_the_list_is_done(tmp_path: Path) -> None:
     # Every launch seems to promise more, so that nothing ends the search.
-    engine = ScriptedEngine(speed=lambda _: 100.0 * 1.1 ** len(engine.launched))
+    engine = ScriptedEngine(speed=lambda _: 100.0 * 1.6 ** len(engine.launched))
     state = search(engine, tmp_path, SPACE, max_launches=26)
     why = [t.proposed_by for t in state.trials if t.charged and t.purpose == "search"]
     listed = why.count("predicted")
@@ -83,3 +83,11 @@ def test_after_a_death_for_memory_nothing_as_heavy_is_launched(tmp_path: Path) -
     # The default, and one to learn that fewer sequences may die too.
     assert len(died) <= 2
     assert (state.served()[0].max_num_seqs or 0) >= 8
+
+
+def test_a_block_size_is_shown_with_the_numbers_that_were_launched_before(tmp_path: Path) -> None:
+    """Else nobody could say what was slow."""
+    state = search(ScriptedEngine(), tmp_path, SPACE, max_launches=20)
+    listed = [trial.verdict.resolved for trial in state.trials if trial.proposed_by == "predicted"]
+    assert [one.block_size for one in listed] == [16, 32, 64]
+    assert len({(one.max_num_seqs, one.max_num_batched_tokens) for one in listed}) == 1

@@ -56,6 +56,8 @@ def reason(
         (LLAMA, {"max_num_batched_tokens": 128}, "0.8.5", "RTX 4090", "128 is less than max_num_seqs 256"),
         (LLAMA, {"max_num_batched_tokens": 512, "enable_chunked_prefill": False, "max_model_len": 1024},
          "0.32.0", "RTX 4090", "512 is less than max_model_len 1024 and chunked"),
+        # engine/arg_utils.py `parse_dataclass`: JSON, from 0.10 on.
+        (LLAMA, {"compilation_config": "{'mode': 3}"}, "0.32.0", "RTX 4090", "is not a JSON object"),
         # Refused before the CPU backend sets T for MLA.
         (DEEPSEEK, {"max_num_batched_tokens": 512, "enable_chunked_prefill": False, "max_model_len": 1024},
          "0.32.0", "node", "512 is less than max_model_len 1024"),
@@ -139,6 +141,9 @@ def test_it_refuses_with_the_rule(
         (LLAMA, {"enable_chunked_prefill": False, "max_model_len": 8192}, "0.11.0", "RTX 4090"),
         (QWEN2_VL, {"limit_mm_per_prompt": "image=1, video=0"}, "0.32.0", "RTX 4090"),
         (QWEN2_VL, {"mm_processor_kwargs": '{"max_pixels": 1M}'}, "0.32.0", "RTX 4090"),
+        # A level alone, and the Python literal of old versions.
+        (LLAMA, {"compilation_config": "3"}, "0.11.0", "RTX 4090"),
+        (LLAMA, {"compilation_config": "{'level': 3}"}, "0.8.5", "RTX 4090"),
     ],
 )  # fmt: skip
 def test_what_would_start_passes(

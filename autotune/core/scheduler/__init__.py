@@ -3,7 +3,7 @@
 from autotune.core.scheduler.loop import Loop
 from autotune.core.scheduler.policies import POLICIES, Policy, Reserve, policy_named
 from autotune.core.scheduler.pool import ContiguousPool, PagedPool
-from autotune.core.scheduler.report import Report
+from autotune.core.scheduler.report import Report, same_latency, same_rate
 from autotune.core.scheduler.room import Limits
 from autotune.core.scheduler.sequence import Sequence
 from autotune.core.scheduler.timing import ConstantStep, StepTime
@@ -21,4 +21,6 @@ __all__ = [
     "Sequence",
     "StepTime",
     "policy_named",
+    "same_latency",
+    "same_rate",
 ]

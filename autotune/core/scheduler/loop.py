@@ -16,9 +16,12 @@ that give blocks back.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
+from autotune.core.scheduler.flock import Flock
 from autotune.core.scheduler.policies import Policy
 from autotune.core.scheduler.pool import ContiguousPool, PagedPool
 from autotune.core.scheduler.report import Report, Totals, report_of
@@ -29,6 +32,7 @@ from autotune.core.workload import Shape
 
 #: Sequences with the tokens of a prompt that this step computes.
 _Chunks = list[tuple[Sequence, int]]
+_admission = attrgetter("admission")
 
 
 class Loop:
@@ -38,7 +42,7 @@ class Loop:
         requests: all of them; with arrival times they come then, otherwise at once.
         clients: of a closed loop: so many requests at once, the next when one is answered. None: all at once.
         jump: False goes one step at a time, which must come to the same.
-        watch: called after every change with the loop, for tests.
+        watch: called after every change with the loop.
 
     Raises:
         BadInput: a request that not even an empty pool could hold.
@@ -70,8 +74,13 @@ class Loop:
         self._jump = jump
         self._watch = watch
         self._queue = policy.queue(limits.max_num_seqs)
+        # Those of `running` that decode; the others, `_prefilling` in number, are the last of it, as budget
+        # is handed out in the order of admission.
+        self._flock = Flock(self.room.pool, limits.block_size if self.room.grows else None)
         self._prefilling = 0
         self._context = 0
+        self._admissions = 0
+        self._ended_tokens = 0
         self._coming: deque[tuple[float, Shape, int | None]] = deque()
         self._backlog: deque[Shape] = deque()
         if shapes and shapes[0].arrival_s is not None:
@@ -94,6 +103,11 @@ class Loop:
     def waiting(self) -> int:
         """How many wait for admission."""
         return len(self._queue)
+
+    @property
+    def answered(self) -> int:
+        """How many requests are done."""
+        return len(self.sequences) - len(self.running) - len(self._queue)
 
     @property
     def context_tokens(self) -> int:
@@ -127,25 +141,49 @@ class Loop:
             self._queue.add(sequence)
 
     def _step(self) -> None:
-        chunks: _Chunks = []
-        if self._prefilling or self.room.growth(self.running, 1) > self.pool.free:
-            decoding, chunks, budget, preempted = self._serve_running()
-            if not preempted and self._open(budget):
-                self._admit(budget, chunks)
-            if decoding or chunks:
-                self._mixed_step(decoding, chunks)
+        budget = self.limits.max_num_batched_tokens - len(self._flock)
+        chunks, needed = self._chunks(budget)
+        if self._flock.growth(1) + needed > self.pool.free:
+            self._step_with_preemption()
             return
-        decoding = self.running
-        budget = self.limits.max_num_batched_tokens - len(decoding)
+        self._flock.grow(1)
+        for sequence, new in chunks:
+            self.room.give(sequence, new)
+            budget -= new
         if self._open(budget):
-            # Admissions go to the end of `running`: those that decode are the ones before.
-            decoding = list(self.running)
-            self.room.grow(decoding, 1)
             self._admit(budget, chunks)
-        if chunks:
-            self._mixed_step(decoding, chunks)
+        if chunks or self._prefilling:
+            prefilling = self.running[len(self.running) - self._prefilling :]
+            self._mixed_step([], chunks, self._context - sum([s.computed for s in prefilling]))
         elif self.running:
             self._decode_span()
+
+    def _chunks(self, budget: int) -> tuple[_Chunks, int]:
+        """What those in their prompts compute in this step, and the blocks that it takes."""
+        chunks: _Chunks = []
+        needed = 0
+        for sequence in self.running[len(self.running) - self._prefilling :]:
+            if budget <= 0:
+                break
+            new = min(sequence.tokens - sequence.computed, budget)
+            chunks.append((sequence, new))
+            needed += self.room.missing(sequence, new)
+            budget -= new
+        return chunks, needed
+
+    def _step_with_preemption(self) -> None:
+        # Who is not served makes no token: for this step each goes at its own pace.
+        self._flock.disband()
+        decoding, chunks, budget, preempted = self._serve_running()
+        if not preempted and self._open(budget):
+            self._admit(budget, chunks)
+        before = [sequence for sequence in self.running if not sequence.prefilling]
+        if decoding or chunks:
+            self._mixed_step(decoding, chunks, sum([sequence.computed for sequence in decoding]))
+        for sequence in before:
+            # Those that were decoding already: of the others a step has taken care.
+            if sequence.remaining_steps:
+                self._flock.join(sequence)
 
     def _serve_running(self) -> tuple[list[Sequence], _Chunks, int, bool]:
         """Gives each running sequence its tokens and blocks: decodes, chunks, the budget left, and whether
@@ -200,10 +238,7 @@ class Loop:
             return not self.running
         if len(self.running) >= self.limits.max_num_seqs or (self.running and self.room.low):
             return False
-        if not self.room.grows:
-            return True
-        promised = 0 if self._prefilling else self.room.growth(self.running, 1)
-        return self.room.fits(self._queue.head(), budget, alone=not self.running, promised=promised)
+        return not self.room.grows or self.room.fits(self._queue.head(), budget, alone=not self.running)
 
     def _admit(self, budget: int, chunks: _Chunks) -> None:
         """Admits from the head of the queue while budget, seats and memory last."""
@@ -242,62 +277,70 @@ class Loop:
         self.totals.hit_tokens += sequence.computed
         self._context += sequence.computed
         self.running.append(sequence)
+        self._admissions += 1
+        sequence.admission = self._admissions
         sequence.prefilling = True
         self._prefilling += 1
         return True
 
-    def _mixed_step(self, decoding: list[Sequence], chunks: _Chunks) -> None:
-        context = sum([sequence.computed for sequence in decoding])
+    def _mixed_step(self, decoding: list[Sequence], chunks: _Chunks, context: int) -> None:
+        """One step of the flock, of those in `decoding` that are no members, and of prompts.
+
+        Args:
+            context: tokens that those who decode read.
+        """
         prefill = pairs = 0
         for sequence, new in chunks:
             prefill += new
             pairs += new * sequence.computed + new * (new + 1) // 2
-        width = len(decoding) + len(self.ended)
+        decodes = len(self._flock) + len(decoding)
+        width = decodes + len(self.ended)
         self._spend(self._time.step_s(width, prefill, pairs, context, width + len(chunks)), 1)
-        self.totals.scheduled_tokens += len(decoding) + prefill
-        self._context += len(decoding) + prefill
-        made = [(sequence, 1) for sequence in decoding] + chunks
-        tokens = 0
-        for sequence, new in made:
+        self.totals.scheduled_tokens += decodes + prefill
+        self._context += decodes + prefill
+        done = self._flock.step(1)
+        tokens = decodes
+        for sequence in decoding:
+            sequence.computed += 1
+            sequence.produced += 1
+            if not sequence.remaining_steps:
+                done.append(sequence)
+        for sequence, new in chunks:
             sequence.computed += new
-            if sequence.prefilling:
-                self.totals.add_chunk_waste(sequence, self.limits.block_size)
+            self.totals.add_chunk_waste(sequence, self.limits.block_size)
             if sequence.computed < sequence.tokens:
                 continue
             sequence.produced += 1
             tokens += 1
-            if sequence.prefilling:
-                sequence.since = sequence.computed
-                sequence.prefilling = False
-                self._prefilling -= 1
-                if sequence.first_token_s is None:
-                    sequence.first_token_s = self.clock_s
-        self._made(tokens, [sequence for sequence, _ in made if not sequence.remaining_steps])
+            sequence.since = sequence.computed
+            sequence.prefilling = False
+            self._prefilling -= 1
+            if sequence.first_token_s is None:
+                sequence.first_token_s = self.clock_s
+            if sequence.remaining_steps:
+                self._flock.join(sequence)
+            else:
+                done.append(sequence)
+        self._made(tokens, done)
 
     def _decode_span(self) -> None:
-        """As many steps of pure decoding as are alike. The blocks of the first may have been taken."""
-        running, room = self.running, self.room
-        steps = min([s.output_tokens - s.produced for s in running]) if self._jump else 1
-        if room.growth(running, steps) > self.pool.free:
-            steps = _most(lambda n: room.growth(running, n) <= self.pool.free, steps)
-        width = len(running) + len(self.ended)
+        """As many steps of pure decoding as are alike. The blocks of the first have been taken."""
+        flock = self._flock
+        steps = flock.steps_left() if self._jump else 1
+        if flock.growth(steps) > self.pool.free:
+            steps = _most(lambda n: flock.growth(n) <= self.pool.free, steps)
+        width = len(flock) + len(self.ended)
         if self._coming:
             left_s = self._coming[0][0] - self.clock_s
             # One step more than those that end before the arrival.
             early = _most(lambda n: self._time.span_s(width, self._context, n) < left_s, steps, least=0)
             steps = min(steps, early + 1)
-        room.grow(running, steps)
+        flock.grow(steps)
         self._spend(self._time.span_s(width, self._context, steps), steps)
-        made = len(running) * steps
+        made = len(flock) * steps
         self.totals.scheduled_tokens += made
         self._context += made
-        done = []
-        for sequence in running:
-            sequence.computed += steps
-            sequence.produced += steps
-            if sequence.produced == sequence.output_tokens:
-                done.append(sequence)
-        self._made(made, done)
+        self._made(made, flock.step(steps))
 
     def _spend(self, seconds: float, steps: int) -> None:
         self.clock_s += seconds
@@ -305,7 +348,7 @@ class Loop:
             seconds, steps, len(self.running) + len(self.ended), len(self._queue), self.room.used_share
         )
         # What a finished member still holds serves nobody.
-        self.totals.waste_token_steps += steps * sum([s.reserved_tokens for s in self.ended])
+        self.totals.waste_token_steps += steps * self._ended_tokens
 
     def _made(self, tokens: int, done: list[Sequence]) -> None:
         self.totals.output_tokens += tokens
@@ -313,16 +356,16 @@ class Loop:
         self.totals.context_timeline.append(self._context)
         if not done:
             return
-        gone = set(done)
-        self.running = [sequence for sequence in self.running if sequence not in gone]
         for sequence in done:
+            del self.running[bisect_left(self.running, sequence.admission, key=_admission)]
             self._context -= sequence.computed
             self.totals.add_waste(sequence, self.limits.block_size)
         if self.policy.static:
             self.ended += done
+            self._ended_tokens += sum([sequence.reserved_tokens for sequence in done])
             if self.running:
                 return
-            done, self.ended = self.ended, []
+            done, self.ended, self._ended_tokens = self.ended, [], 0
         for sequence in done:
             sequence.finished_s = self.clock_s
             self.totals.add_table(len(sequence.blocks))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from autotune.errors import BadInput
 
+_start = attrgetter("start")
 #: Names one full block's content: the same key means the same tokens before and in it.
 Key = tuple[Hashable, int]
 
@@ -58,7 +61,9 @@ class PagedPool:
         The caller has looked at `free`.
         """
         emptied = self._emptied
-        taken = [emptied.pop() for _ in range(min(count, len(emptied)))]
+        at = max(0, len(emptied) - count)
+        taken = emptied[: at - 1 : -1] if at else emptied[::-1]
+        del emptied[at:]
         fresh = min(count - len(taken), self.usable + 1 - self._fresh)
         if fresh > 0:
             taken += range(self._fresh, self._fresh + fresh)
@@ -76,6 +81,11 @@ class PagedPool:
             full: how many of them, from the first, hold full content worth keeping.
         """
         kept = full if self.caching else 0
+        if not (self._readers or self._key_of):
+            # Nobody shares and nothing has a name: the same as below, at once.
+            self._kept.update(dict.fromkeys(reversed(blocks[:kept])))
+            self._emptied += reversed(blocks[kept:])
+            return
         # The last block of a sequence is the least likely to be asked for again: it goes first.
         for block in reversed(blocks[:kept]):
             if self._let_go(block):
@@ -194,9 +204,8 @@ class ContiguousPool:
 
     def release(self, extent: Extent) -> None:
         """Gives a stretch back."""
-        # By identity: two extents of one start never live at once, but equality would search the same way.
-        index = next(i for i, held in enumerate(self._extents) if held is extent)
-        del self._extents[index]
+        # They lie in order and apart, so a start is one extent's.
+        del self._extents[bisect_left(self._extents, extent.start, key=_start)]
         self._used -= extent.tokens
 
     def check(self) -> None:

@@ -99,29 +99,18 @@ class Room:
             if needed > usable:
                 raise BadInput(f"a request needs {needed} tokens of KV, the pool holds {usable} in all")
 
-    def growth(self, running: Iterable[Sequence], steps: int) -> int:
-        """Blocks that `steps` more tokens for each of `running` take."""
+    def missing(self, sequence: Sequence, new_tokens: int) -> int:
+        """Blocks that `new_tokens` more of one sequence take."""
         if not self.grows:
             return 0
-        size = self._size
-        return sum([max(0, -(-(s.computed + steps) // size) - len(s.blocks)) for s in running])
-
-    def grow(self, running: Iterable[Sequence], steps: int) -> None:
-        """Gives the blocks of `growth`; the caller has looked that there are enough."""
-        if not self.grows:
-            return
-        size, take = self._size, self.pool.take
-        for sequence in running:
-            missing = -(-(sequence.computed + steps) // size) - len(sequence.blocks)
-            if missing > 0:
-                sequence.blocks += take(missing)
+        return max(0, -(-(sequence.computed + new_tokens) // self._size) - len(sequence.blocks))
 
     def give(self, sequence: Sequence, new_tokens: int) -> bool:
         """Blocks for `new_tokens` more; False, and nothing taken, when there are not enough."""
         if not self.grows:
             return True
         written = sequence.computed + new_tokens
-        missing = -(-written // self._size) - len(sequence.blocks)
+        missing = self.missing(sequence, new_tokens)
         if missing > self.pool.free:
             return False
         if missing > 0:
@@ -133,20 +122,19 @@ class Room:
                 self.pool.name(sequence.blocks[at], (("prefix", sequence.shape.prefix), at))
         return True
 
-    def fits(self, sequence: Sequence, budget: int, *, alone: bool, promised: int = 0) -> bool:
+    def fits(self, sequence: Sequence, budget: int, *, alone: bool) -> bool:
         """Whether a growing sequence may be admitted.
 
         Args:
             budget: tokens left in this step.
             alone: nothing runs; the watermark then does not count.
-            promised: blocks that this step still owes to others.
         """
         hits = self._hits(sequence)
         tokens = sequence.tokens
         if not self._whole_prompt:
             tokens = min(tokens, len(hits) * self._size + budget)
         needed = -(-tokens // self._size) - len(hits) + self.pool.idle(hits)
-        return needed + (0 if alone else self._watermark_blocks) <= self.pool.free - promised
+        return needed + (0 if alone else self._watermark_blocks) <= self.pool.free
 
     def enter(self, sequence: Sequence) -> bool:
         """Admits: reuses what is cached, or reserves everything; False when there is no room for that."""

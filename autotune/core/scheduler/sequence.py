@@ -8,11 +8,25 @@ from autotune.core.scheduler.pool import Extent, Key
 from autotune.core.workload import Shape
 
 
+class Steps:
+    """A count of steps that several sequences take together."""
+
+    __slots__ = ("taken",)
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+
+#: Of who goes alone: never counted on.
+_NONE: Final = Steps()
+
+
 class Sequence:
     """What is known of one request while it waits, runs and is done.
 
     Attributes:
         number: order of arrival.
+        admission: order of its last admission.
         client: of a closed loop, who asks again when this one is answered.
         produced: output tokens so far.
         computed: tokens whose KV lies in the pool.
@@ -25,9 +39,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_s", "arrival_s", "blocks", "client", "computed", "extent", "finished_s", "first_token_s",
-        "hit_tokens", "input_tokens", "number", "output_tokens", "preemptions", "prefilling", "produced",
-        "recomputed_tokens", "reserved_tokens", "shape", "since",
+        "_computed", "_produced", "_steps", "admission", "admitted_s", "arrival_s", "blocks", "client",
+        "extent", "finished_s", "first_token_s", "hit_tokens", "input_tokens", "number", "output_tokens",
+        "preemptions", "prefilling", "recomputed_tokens", "reserved_tokens", "shape", "since",
     )  # fmt: skip
 
     def __init__(self, number: int, shape: Shape, arrival_s: float, client: int | None = None) -> None:
@@ -37,8 +51,11 @@ class Sequence:
         self.client: Final = client
         self.input_tokens: Final = shape.input_tokens
         self.output_tokens: Final = shape.output_tokens
-        self.produced = 0
-        self.computed = 0
+        # Both less the steps taken together with others so far.
+        self._produced = 0
+        self._computed = 0
+        self._steps = _NONE
+        self.admission = 0
         self.blocks: list[int] = []
         self.extent: Extent | None = None
         self.reserved_tokens = 0
@@ -52,6 +69,32 @@ class Sequence:
         self.recomputed_tokens = 0
         #: `computed` at which this stretch of pure decoding began.
         self.since = 0
+
+    @property
+    def produced(self) -> int:
+        return self._produced + self._steps.taken
+
+    @produced.setter
+    def produced(self, tokens: int) -> None:
+        self._produced = tokens - self._steps.taken
+
+    @property
+    def computed(self) -> int:
+        return self._computed + self._steps.taken
+
+    @computed.setter
+    def computed(self, tokens: int) -> None:
+        self._computed = tokens - self._steps.taken
+
+    def go_with(self, steps: Steps) -> None:
+        """From now on each of `steps` makes one token."""
+        self._produced -= steps.taken
+        self._computed -= steps.taken
+        self._steps = steps
+
+    def go_alone(self) -> None:
+        """Ends `go_with`."""
+        self._produced, self._computed, self._steps = self.produced, self.computed, _NONE
 
     @property
     def tokens(self) -> int:

@@ -23,7 +23,7 @@ from autotune.report.html.memory import memory_section
 from autotune.report.html.scan import scan_section
 from autotune.report.measured import measured
 from autotune.report.pastrun import PastRun, read_run, tok_s
-from autotune.report.values import mapping
+from autotune.report.values import mapping, visible
 from autotune.runfiles import write_whole
 
 __all__ = ["report_html", "write_report"]
@@ -113,5 +113,5 @@ def _page(past: PastRun, body: Html) -> str:
         ),
         lang="en",
     )
-    # Control characters are no text in HTML, whatever a run holds.
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "�", f"<!DOCTYPE html>\n{page}\n")
+    # Control characters are no text in HTML, whatever a run holds, and none of ours is hidden.
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", "�", visible(f"<!DOCTYPE html>\n{page}\n"))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.scan_asked import Asked
+from autotune.tasks.scan_asked import Asked
 
 if TYPE_CHECKING:
     from autotune.core.device import Device

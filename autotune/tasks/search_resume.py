@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.search_asked import Asked
 from autotune.errors import BadInput
+from autotune.tasks.search_asked import Asked
 
 if TYPE_CHECKING:
     from autotune.runs import RunFolder
@@ -145,6 +145,14 @@ def earlier_of(
 
     records = folder.trials()
     check_records(records, str(folder.path / "trials.jsonl"))
+    charged = sum(record["charged"] for record in records)
+    told = (folder.result() or {}).get("launches")
+    if isinstance(told, int) and charged < told:
+        # Going on would make launches again that are paid for, and write over what they found.
+        raise BadInput(
+            f"{folder.path / 'trials.jsonl'} has {charged} launches, result.json tells of {told}",
+            hint="bring the file back, or start a new search without --resume",
+        )
     running = folder.running()
     if running is not None:
         check_record(running, str(folder.path / "running.json"))

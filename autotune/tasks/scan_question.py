@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.launching import check_engine, engine_of
-from autotune.cli.options import parse_environment, parse_passthrough, parse_seconds, parse_workload
-from autotune.cli.scan_asked import Asked
-from autotune.cli.scan_engine import reserve_mib, weak_options
 from autotune.errors import BadInput
+from autotune.tasks.launching import check_engine, engine_of
+from autotune.tasks.options import parse_environment, parse_passthrough, parse_seconds, parse_workload
+from autotune.tasks.scan_asked import Asked
+from autotune.tasks.scan_engine import reserve_mib, weak_options
 
 if TYPE_CHECKING:
     from autotune.core.device import Device

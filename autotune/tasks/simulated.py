@@ -106,13 +106,14 @@ def device_and_version(device_text: str | None, version: str | None) -> tuple[Na
     """The device in question, and the vLLM version: of this machine's own device, that of its vLLM.
 
     Raises:
-        BadInput: no such device.
+        BadInput: no such device, or no version.
         EngineUnavailable: none was named, and there is none here.
     """
     from autotune.devices import find_device
     from autotune.engines.find import find_vllm
-    from autotune.vllm.versions import rules_for
+    from autotune.vllm.versions import check_version, rules_for
 
+    version = None if version is None else check_version(version)
     newest = rules_for("unknown").column
     if device_text not in (None, "auto"):
         return find_device(device_text), version or newest

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.launching import check_engine, emulated_dtype, engine_of
-from autotune.cli.options import (
+from autotune.errors import BadInput
+from autotune.tasks.launching import check_engine, emulated_dtype, engine_of
+from autotune.tasks.options import (
     check_storage,
     parse_environment,
     parse_passthrough,
     parse_seconds,
     parse_workload,
 )
-from autotune.cli.search_asked import Asked
-from autotune.cli.search_resume import check_same, kept, reopened
-from autotune.errors import BadInput
+from autotune.tasks.search_asked import Asked
+from autotune.tasks.search_resume import check_same, kept, reopened
 
 if TYPE_CHECKING:
     from autotune.core.device import Device

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from autotune.cli.simulated import chosen, simulator
 from autotune.errors import BadInput
+from autotune.tasks.simulated import chosen, simulator
 
 if TYPE_CHECKING:
     from autotune.engines.base import Engine
@@ -90,7 +90,7 @@ def engine_of(
             simulated,
             loaded,
             notes,
-            version=asked.vllm_version,
+            version=_version_asked(asked),
             observations=asked.observations,
             seed=seed,
             extra_args=rest,
@@ -122,9 +122,9 @@ def _paper(asked: Asked, device_text: str, notes: list[str]) -> Engine:
     from autotune.errors import EngineUnavailable
     from autotune.vllm.versions import rules_for
 
+    version = _version_asked(asked)
     named = find_device(device_text)
     notes.append(named.source)
-    version = asked.vllm_version
     if version is None:
         try:
             version = find_vllm(asked.vllm_command).version
@@ -133,6 +133,12 @@ def _paper(asked: Asked, device_text: str, notes: list[str]) -> Engine:
             version = rules_for("unknown").column
     notes.append(f"vLLM {version}")
     return PaperEngine(named.device, version, asked.model)
+
+
+def _version_asked(asked: Asked) -> str | None:
+    from autotune.vllm.versions import check_version
+
+    return None if asked.vllm_version is None else check_version(asked.vllm_version)
 
 
 def emulated_dtype(fixed: dict[str, object], *, on_cpu: bool, dummy: bool) -> str | None:
