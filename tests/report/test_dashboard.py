@@ -8,13 +8,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.report.run_folder import BASE
 
 
 def test_the_dashboard_lists_the_study_and_its_trials(tmp_path: Path) -> None:
-    dashboard = pytest.importorskip("optuna_dashboard", reason="the dashboard extra is not installed")
+    import optuna_dashboard as dashboard
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
