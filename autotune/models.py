@@ -56,6 +56,11 @@ class LoadedModel:
     has_weights: bool
     has_tokenizer: bool
 
+    @property
+    def label(self) -> str:
+        """The last part of the name, which run folders are called by."""
+        return self.name.rstrip("/").rsplit("/", 1)[-1]
+
 
 def load_model(name_or_path: str, *, trust_remote_code: bool = False) -> LoadedModel:
     """The model in a folder, or on the hub by metadata only.

@@ -135,25 +135,6 @@ def parse_record(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def bounded(document: Any, most: int = 500_000, deepest: int = 64) -> Any:
-    """`document` itself; a few lines of YAML aliases can stand for billions of values.
-
-    Raises:
-        ValueError: too many values or too deep, aliases followed.
-    """
-    left, todo = most, [(document, 0)]
-    while todo:
-        value, depth = todo.pop()
-        left -= 1
-        if left < 0 or depth > deepest:
-            raise ValueError("too many values, or nested too deeply")
-        if isinstance(value, dict):
-            todo += [(inner, depth + 1) for pair in value.items() for inner in pair]
-        elif isinstance(value, (list, tuple, set)):
-            todo += [(inner, depth + 1) for inner in value]
-    return document
-
-
 def inside(folder: Path, name: Any) -> Path | None:
     """The file that a record names, e.g. "logs/001-baseline.log"; None when that leads out of the folder,
     through a link, or to no regular file.

@@ -32,7 +32,6 @@ from autotune.errors import BadInput
 from autotune.runfiles import (
     MOST_YAML_BYTES,
     append_line,
-    bounded,
     cannot_write,
     inside,
     let_go,
@@ -43,12 +42,10 @@ from autotune.runfiles import (
     refuse_links,
     write_whole,
 )
+from autotune.yamlfile import parse_yaml
 
 #: Version of the folder's layout, in run.yaml; raised when a reader would have to know.
 SCHEMA = 1
-#: Of run.yaml, which is written without flow lists and has some in texts: PyYAML's time grows with the square
-#: of those that stay open, 13 s for 100,000.
-_MOST_BRACKETS = 2_000
 
 
 class RunFolder:
@@ -113,13 +110,12 @@ class RunFolder:
         """
         path = self.path / "run.yaml"
         try:
-            text = read_document(path, MOST_YAML_BYTES).decode("utf-8")
-            if text.count("[") + text.count("{") > _MOST_BRACKETS:
-                raise ValueError("brackets")
-            record = bounded(yaml.safe_load(text))
+            content = read_document(path, MOST_YAML_BYTES)
         except FileNotFoundError as error:
             raise BadInput(f"{self.path} is not a run that can be continued: no run.yaml") from error
-        except (ValueError, yaml.YAMLError, RecursionError):
+        try:
+            record = parse_yaml(content.decode("utf-8"), str(path))
+        except (BadInput, UnicodeDecodeError):
             raise BadInput(f"{path} is damaged") from None
         if not isinstance(record, dict) or record.get("schema") != SCHEMA:
             raise BadInput(f"{path} is not of this version of autotune")

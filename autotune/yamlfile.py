@@ -66,7 +66,10 @@ def parse_yaml(text: str, named: str) -> Any:
         raise BadInput(f"{named}{where}: not valid YAML") from None
     except (RecursionError, ValueError, OverflowError, TypeError, AttributeError):
         raise BadInput(f"{named}: nested too deeply, or a value that YAML cannot hold") from None
-    _within(document, named)
+    try:
+        bounded(document)
+    except ValueError:
+        raise BadInput(f"{named}: nested too deeply, or too many values") from None
     if doubled is not None:
         key, line, first = doubled
         shown = str(key) if str(key).isprintable() else repr(key)
@@ -130,16 +133,21 @@ def _text(path: Path, named: str, what: str, most_bytes: int) -> str:
         raise BadInput(f"{named} is not text") from None
 
 
-def _within(document: Any, named: str) -> None:
-    """Counts values with aliases followed, as a walker or printer of the document would meet them."""
-    left = _MOST_VALUES
-    todo = [(document, 0)]
+def bounded(document: Any, most: int = _MOST_VALUES, deepest: int = _DEEPEST) -> Any:
+    """`document` itself; a few lines of YAML aliases can stand for billions of values.
+
+    Raises:
+        ValueError: too many values or too deep, counted with aliases followed, as a walker or printer of the
+            document would meet them.
+    """
+    left, todo = most, [(document, 0)]
     while todo:
         value, depth = todo.pop()
         left -= 1
-        if left < 0 or depth > _DEEPEST:
-            raise BadInput(f"{named}: nested too deeply, or too many values")
+        if left < 0 or depth > deepest:
+            raise ValueError("too many values, or nested too deeply")
         if isinstance(value, dict):
             todo += [(inner, depth + 1) for pair in value.items() for inner in pair]
         elif isinstance(value, (list, tuple, set)):
             todo += [(inner, depth + 1) for inner in value]
+    return document

@@ -16,8 +16,9 @@ import pytest
 
 from autotune import redact
 from autotune.errors import BadInput, EngineUnavailable
-from autotune.runfiles import append_line, bounded, inside
+from autotune.runfiles import append_line, inside
 from autotune.runs import RunFolder
+from autotune.yamlfile import bounded
 
 ROOT = Path(__file__).parents[1]
 

@@ -113,7 +113,6 @@ def command(as_json: bool, record: Path | None, words: tuple[str, ...], **given:
 def _measured(
     given: dict[str, Any], words: tuple[str, ...], talk: Console, as_json: bool, record: Path | None
 ) -> int:
-
     from autotune.cli.blocks_measured import experiment
     from autotune.report.blocks import experiment_json, print_experiment
 

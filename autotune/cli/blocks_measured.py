@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import BadInput
@@ -65,7 +64,7 @@ def experiment(given: dict[str, Any], words: tuple[str, ...], talk: Console) -> 
     config = _with_weak(LaunchConfig.from_params(options), given, device, predictor, engines, notes)
     workload = _load(given, scan.concurrency or 32, scan.shapes or (), config.max_model_len or 1024)
     on_cpu = device.kind.value == "cpu"
-    folder = RunFolder.create(given["runs_dir"], f"{Path(loaded.name).name}-blocks")
+    folder = RunFolder.create(given["runs_dir"], f"{loaded.label}-blocks")
     with (
         contextlib.ExitStack() as held,
         SearchView(talk) as view,

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autotune.cli.streams import answer_console
 from autotune.errors import BadInput
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from autotune.vllm.diagnosis import Diagnosis
 
 # Everything heavier is imported inside the functions: `autotune explain --help` needs none of it.
@@ -60,7 +59,7 @@ def command(
     sources = list(_sources(logs))
     adviser = Adviser(model, device_text, vllm_version, trust=trust_remote_code)
     answers = []
-    console = _answer_console()
+    console = answer_console(int(os.environ.get("COLUMNS") or 110))
     for position, (name, path) in enumerate(sources):
         diagnosis = adviser.diagnose(name, path)
         if as_json:
@@ -188,13 +187,3 @@ class Adviser:
         from autotune.vllm.predicted import with_arithmetic
 
         return with_arithmetic(diagnosis, self._spec, self._device, self._version)
-
-
-def _answer_console() -> Console:
-    """stdout; 110 columns when it is not a terminal, so that tables in files are not cut at 80."""
-    from rich.console import Console
-
-    from autotune.cli.streams import shown
-
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 110)
-    return Console(width=width, file=shown(sys.stdout))

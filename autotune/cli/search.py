@@ -11,7 +11,7 @@ import click
 from autotune.cli.options import finite
 from autotune.cli.streams import answer_console
 from autotune.cli.talk import say, talk_options
-from autotune.tasks.search import conduct
+from autotune.tasks.search import caches, conduct
 from autotune.tasks.search_asked import Asked
 from autotune.tasks.search_question import Question, understand
 from autotune.tasks.search_resume import filled
@@ -138,8 +138,7 @@ def plan_answer(asked: Asked, question: Question) -> int:
     from autotune.search.plan import plan_of, unreachable_of
 
     engine, predictor = question.engine, question.predictor
-    version = engine.version()
-    cached = not asked.no_cache and engine.name == "vllm"
+    version, cached = engine.version(), caches(asked, question)
     learnt = learn_from(predictor, question.device, asked.observations, version=version, cached=cached)
     plan = plan_of(engine, predictor, question.space, question.goal, learnt.calibration)
     for text in (*question.notes, *learnt.notes, *plan["notes"]):

@@ -13,6 +13,7 @@ from autotune.core.workload import Workload
 from autotune.engines.base import Engine
 from autotune.redact import clean_words
 from autotune.search.scan_plan import ScanPlan
+from autotune.search.trial import device_summary
 
 #: Parts of the fingerprint whose change is told: what a driver or kernel update moves.
 _TOLD = ("driver", "cuda_driver", "kernel", "gpus")
@@ -50,13 +51,7 @@ def scan_record(
         "engine": engine.name,
         "vllm_version": engine.version(),
         "dummy_weights": dummy,
-        "device": {
-            "name": device.name,
-            "kind": device.kind.value,
-            "total_bytes": device.total.as_dict(),
-            "free_bytes": device.free.as_dict(),
-            "used_bytes": device.used_bytes,
-        },
+        "device": device_summary(device),
         "reserve_bytes": reserve_bytes,
         "workload": workload.as_dict() if plan.load else None,
         "target_len": plan.target_len,

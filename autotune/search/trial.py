@@ -182,6 +182,17 @@ def _window(window: Window) -> dict[str, Any]:
 _ALWAYS = ("seconds", "output_tokens", "requests")
 
 
+def device_summary(device: Device) -> dict[str, Any]:
+    """A device as run.yaml names it."""
+    return {
+        "name": device.name,
+        "kind": device.kind.value,
+        "total_bytes": device.total.as_dict(),
+        "free_bytes": device.free.as_dict(),
+        "used_bytes": device.used_bytes,
+    }
+
+
 def device_record(device: Device) -> dict[str, Any]:
     """A device's reading before a launch: plain values."""
     row = device_row(device)

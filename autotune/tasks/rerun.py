@@ -136,11 +136,9 @@ def conduct(asked: Asked, question: Question, old: OldSearch, view: Listener) ->
     answer_of: OldRun = old_run(
         old.stored, old.records, old.result, engine=engine, predictor=question.predictor
     )
-    label = question.loaded.name.rstrip("/").rsplit("/", 1)[-1]
-    folder = RunFolder.create(asked.runs_dir, f"{label}-rerun")
+    folder = RunFolder.create(asked.runs_dir, f"{question.loaded.label}-rerun")
     with folder.hold(), engine.hold(view.note, devices=ranks({**space.fixed, **goal.fixed})):
-        if question.dummy and not question.loaded.has_tokenizer:
-            give_tokenizer(question, folder.path)
+        give_tokenizer(question, folder.path)
         for text in question.notes:
             view.note(text)
         rerun = Rerun(engine, question.predictor, space, goal, folder, listener=view, old=answer_of)
@@ -162,8 +160,7 @@ def conduct(asked: Asked, question: Question, old: OldSearch, view: Listener) ->
                 )
             raise
         finally:
-            if not asked.no_cache and not question.rest and not question.environment:
-                remember_launches(question, state, view)
+            remember_launches(asked, question, state, view)
         decision = rerun.decision.as_dict() if rerun.decision else {"decision": "none", "pairs": []}
         answer = {
             **decision,

@@ -35,11 +35,9 @@ def conduct(
     from autotune.search.scan_result import scan_result
     from autotune.tasks.holding import finish, ranks
 
-    loaded = question.loaded
     folder = question.folder
     if folder is None:
-        label = f"{loaded.name.rstrip('/').rsplit('/', 1)[-1]}-{question.scan.name}"
-        folder = RunFolder.create(asked.runs_dir, label)
+        folder = RunFolder.create(asked.runs_dir, f"{question.loaded.label}-{question.scan.name}")
     with (
         folder.hold(),
         question.engine.hold(view.note, devices=ranks(*(run.config.params() for run in question.plan.runs))),

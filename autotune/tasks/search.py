@@ -46,10 +46,9 @@ def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
 
     loaded, engine, predictor = question.loaded, question.engine, question.predictor
     goal, space, stored = question.goal, question.space, question.stored
-    folder = question.folder or RunFolder.create(asked.runs_dir, loaded.name.rstrip("/").rsplit("/", 1)[-1])
+    folder = question.folder or RunFolder.create(asked.runs_dir, loaded.label)
     with folder.hold(), engine.hold(view.note, devices=ranks({**space.fixed, **goal.fixed})):
-        if question.dummy and not loaded.has_tokenizer:
-            give_tokenizer(question, folder.path)
+        give_tokenizer(question, folder.path)
         learnt = _learnt(asked, question, folder)
         for text in (*question.notes, *learnt.notes):
             view.note(text)
@@ -87,9 +86,7 @@ def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
             view.note(f"  {resume_command(asked, folder.path)}")
             raise
         finally:
-            # Options that the arithmetic does not know may move memory: such launches teach no other command.
-            if _caches(asked, question) and not question.rest and not question.environment:
-                remember_launches(question, state, view)
+            remember_launches(asked, question, state, view)
         result = result_of(state, engine, write_answer(folder, engine, state))
         result["doubts"] = [*result["doubts"], *question.changed]
         folder.write_result(result)
@@ -100,7 +97,8 @@ def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
     return Conducted(folder, result)
 
 
-def _caches(asked: Asked, question: Question) -> bool:
+def caches(asked: Asked, question: Question) -> bool:
+    """Whether this user's cache of launches is used."""
     # A replay's launches are a file already.
     return not asked.no_cache and question.engine.name == "vllm"
 
@@ -110,7 +108,7 @@ def _learnt(asked: Asked, question: Question, folder: RunFolder) -> Learnt:
     from autotune.known import learn_from
     from autotune.observations import observations_text
 
-    version, cached, files = question.engine.version(), _caches(asked, question), list(asked.observations)
+    version, cached, files = question.engine.version(), caches(asked, question), list(asked.observations)
     if question.stored:
         known = bool(question.stored.get("known"))
         cached, files = False, [str(folder.known)] if known and folder.known.is_file() else []
@@ -120,11 +118,14 @@ def _learnt(asked: Asked, question: Question, folder: RunFolder) -> Learnt:
     return learnt
 
 
-def remember_launches(question: Question, state: SearchState, view: Listener) -> None:
-    """What each launch of this call said, for the next search or check on this device."""
+def remember_launches(asked: Asked, question: Question, state: SearchState, view: Listener) -> None:
+    """Keeps what each launch of this call said, for the next search or check on this device."""
     from autotune.known import remember
     from autotune.search.seen import launches_seen
 
+    # Options that the arithmetic does not know may move memory: such launches teach no other command.
+    if not caches(asked, question) or question.rest or question.environment:
+        return
     version = question.engine.version()
     made = [trial for trial in state.trials if not trial.restored]
     problem = remember(
@@ -139,11 +140,14 @@ def remember_launches(question: Question, state: SearchState, view: Listener) ->
 
 
 def give_tokenizer(question: Question, run: Path) -> None:
-    """A byte-level tokenizer in the run folder, so that launch.sh finds it later too."""
+    """A byte-level tokenizer in the run folder, so that launch.sh finds it later too; for random weights
+    whose folder has none.
+    """
     from autotune.engines.server import ServerEngine
     from autotune.engines.tokenizer import tokenizer_folder, write_byte_tokenizer
 
-    if isinstance(question.engine, ServerEngine):
+    needed = question.dummy and not question.loaded.has_tokenizer
+    if needed and isinstance(question.engine, ServerEngine):
         spec, made = question.loaded.spec, run / "tokenizer"
         if made.is_dir():  # of an earlier call; written again, since nobody knows who was there meanwhile
             write_byte_tokenizer(made, vocab_size=spec.vocab, max_length=spec.max_length or 1 << 20)

@@ -212,8 +212,9 @@ def record_of(asked: Asked, question: Question, state: SearchState | None = None
     """run.yaml; without a `state` what is known before the search is set up."""
     from autotune import __version__
     from autotune.redact import clean_words
+    from autotune.search.trial import device_summary
 
-    device, goal, space, loaded = question.device, question.goal, question.space, question.loaded
+    goal, space, loaded = question.goal, question.space, question.loaded
     workload = state.workload if state is not None else goal.workload(1)
     limits = {"max_ttft_ms": goal.max_ttft_ms, "max_tpot_ms": goal.max_tpot_ms}
     record: dict[str, Any] = {
@@ -226,13 +227,7 @@ def record_of(asked: Asked, question: Question, state: SearchState | None = None
         "engine": question.engine.name,
         "vllm_version": question.engine.version(),
         "dummy_weights": question.dummy,
-        "device": {
-            "name": device.name,
-            "kind": device.kind.value,
-            "total_bytes": device.total.as_dict(),
-            "free_bytes": device.free.as_dict(),
-            "used_bytes": device.used_bytes,
-        },
+        "device": device_summary(question.device),
         "reserve_bytes": goal.reserve_bytes,
         "max_launches": goal.max_launches,
         "budget_s": goal.budget_s,
