@@ -2,6 +2,7 @@
 
     python benchmarks/search_cost.py [--quick] [--json | --markdown] [--seeds N] [--landscape NAME]
                                      [--strategy NAME] [--keep FILE] [--jobs N]
+                                     [--check]
 
 A launch counts whether it served or died, the baseline included. "To 2 %" is the first launch of a
 configuration whose true mean is within 2 % of the best one in the landscape's published space that truly
@@ -215,6 +216,33 @@ def summary(runs: Sequence[Run], places: Sequence[Place]) -> dict[str, Any]:
     return result
 
 
+def broken(result: dict[str, Any]) -> list[str]:
+    """What the product was to keep here and does not, one line each."""
+    found = []
+    for name, place in result["landscapes"].items():
+        ours = place["strategies"].get(OURS)
+        if ours is None:
+            continue
+        to = ours["launches_to_2pct"]["median"]
+        most = 20 if place["misleading"] else 12 if place["tight"] else 8
+        if to > most:
+            found.append(f"{name}: {to:g} launches to 2 %, at most {most}")
+        if not place["misleading"] and ours["launches_to_10pct"]["median"] > 5:
+            found.append(f"{name}: {ours['launches_to_10pct']['median']:g} launches to 10 %, at most 5")
+        tpe = place["strategies"].get("tpe")
+        if tpe is not None and to > tpe["launches_to_2pct"]["median"] / 4:
+            found.append(
+                f"{name}: {to:g} launches, TPE {tpe['launches_to_2pct']['median']:g}: over a quarter"
+            )
+        if ours["dead"]["median"] > 1:
+            found.append(f"{name}: {ours['dead']['median']:g} dead launches, at most one")
+        if ours["wrong_refusals"]:
+            found.append(f"{name}: {ours['wrong_refusals']} wrong refusals")
+        if ours["coverage"] < 0.9:
+            found.append(f"{name}: the interval holds the true mean in {100 * ours['coverage']:.0f} %")
+    return found
+
+
 def print_table(result: dict[str, Any]) -> None:
     print("launches to 2 %: median (nine in ten), dead launches: median, regret after 5 / 10 / 20 launches")
     for name, landscape in result["landscapes"].items():
@@ -280,6 +308,9 @@ def main() -> int:
         "--keep", type=Path, help="JSON lines of runs, written as they end; those in it are not run again"
     )
     parser.add_argument("--jobs", type=int, default=-1)
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 when a bound of the product is broken"
+    )
     asked = parser.parse_args()
     seeds = asked.seeds or (QUICK_SEEDS if asked.quick else FULL_SEEDS)
     chosen = [place for place in landscapes() if not asked.landscape or place.name in asked.landscape]
@@ -304,7 +335,10 @@ def main() -> int:
         print_markdown(result)
     else:
         print_table(result)
-    return 0
+    missed = broken(result) if asked.check else []
+    for line in missed:
+        print(f"broken: {line}", file=sys.stderr)
+    return int(bool(missed))
 
 
 if __name__ == "__main__":
