@@ -5,10 +5,14 @@
 Everything is imported once and each search runs in a fork, so that a kill costs what the search had done
 and no more. The engine is the simulator: the same seed gives the same figures, so a search that was killed
 must end as one that was not.
+
+A moment is a processor time of the search, not a time of the clock: on a machine that is slow at first and
+quick later, or the other way round, moments chosen by the clock would fall behind the end of the search.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -19,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna  # noqa: F401 - imported before the forks
+import psutil
 
 import autotune.cli.search
 import autotune.report.html
@@ -32,6 +37,8 @@ SPACE = (
 )
 #: Launches without an end: a limit on attempts, should every search end before it is killed.
 MOST_ATTEMPTS = 6
+#: A search of one second that is not over after this time says where it stands, and ends.
+STUCK_S = 300
 
 
 def started(folder: Path, arguments: list[str]) -> int:
@@ -43,6 +50,7 @@ def started(folder: Path, arguments: list[str]) -> int:
         log = os.open(folder / "talk", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        faulthandler.dump_traceback_later(STUCK_S, exit=True)
         # Pages take as long as all the rest, and are made after the end.
         autotune.report.html.write_report = lambda path: path  # type: ignore[assignment]
         main(["search", *arguments, "--runs-dir", str(folder / "runs")])
@@ -54,9 +62,23 @@ def started(folder: Path, arguments: list[str]) -> int:
         os._exit(99)
 
 
-def ended(pid: int) -> int:
-    """The exit code, negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def ended(pid: int, killed_at_s: float | None = None) -> tuple[int, float]:
+    """The exit code, negative for a signal, and the processor time used; killed at `killed_at_s` of it."""
+    child = psutil.Process(pid)
+    used_s = 0.0
+    while True:
+        # The child stays a zombie with its times until it is waited for.
+        over = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        times = child.cpu_times()
+        used_s = times.user + times.system
+        if over:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), used_s
+        if killed_at_s is not None and used_s >= killed_at_s:
+            # The kernel counts in ticks of 10 ms; a random rest reaches the moments between.
+            time.sleep(random.uniform(0, 0.01))
+            os.kill(pid, signal.SIGKILL)
+            killed_at_s = None
+        time.sleep(0.001)
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -87,25 +109,29 @@ def run(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     ]
     whole = folder / "whole"
     whole.mkdir()
-    began = time.monotonic()
-    code = ended(started(whole, asked))
-    lasts_s = time.monotonic() - began
+    code, lasts_s = ended(started(whole, asked))
     expected = outcome(whole)
-    done: dict[str, Any] = {"codes": [code], "kills": 0, "lost": 0, "searches": 0, "different": []}
+    done: dict[str, Any] = {
+        "codes": [code],
+        "kills": 0,
+        "lost": 0,
+        "searches": 0,
+        "different": [],
+        "said": [],
+    }
     while done["kills"] < kills and done["searches"] < MOST_ATTEMPTS * kills:
         here = folder / f"killed-{done['searches']}"
         here.mkdir()
         done["searches"] += 1
         arguments = asked
         while True:
-            pid = started(here, arguments)
-            # The last ones of a search are let go on, so that each search ends.
-            if done["kills"] < kills and chance.random() < 0.8:
-                time.sleep(chance.uniform(0, lasts_s))
-                os.kill(pid, signal.SIGKILL)
-            code = ended(pid)
+            # One in five is let go on, so that each search ends.
+            killed = done["kills"] < kills and chance.random() < 0.8
+            code, _ = ended(started(here, arguments), chance.uniform(0, lasts_s) if killed else None)
             if code != -signal.SIGKILL:
                 done["codes"].append(code)
+                if code:
+                    done["said"].append((here / "talk").read_text()[-5000:])
                 break
             done["kills"] += 1
             runs = list((here / "runs").iterdir()) if (here / "runs").exists() else []
