@@ -52,6 +52,8 @@ OURS = "autotune"
 LAUNCHES, OUR_LAUNCHES = 100, 60
 REGRET_AT = (5, 10, 20)
 QUICK_SEEDS, FULL_SEEDS = 5, 30
+#: Equal launches differ by 2 %: less is no lag behind random search.
+NOISE = 0.02
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,14 @@ def summary(runs: Sequence[Run], places: Sequence[Place]) -> dict[str, Any]:
 def broken(result: dict[str, Any]) -> list[str]:
     """What the product was to keep here and does not, one line each."""
     found = []
+    errors = [
+        place["strategies"][OURS]["reported_error"]["median"]
+        for place in result["landscapes"].values()
+        if OURS in place["strategies"]
+    ]
+    error = median(value for value in errors if value is not None) if any(errors) else 0.0
+    if error > 0.01:
+        found.append(f"the winner's figure is {100 * error:.1f} % off its true mean, at most 1")
     for name, place in result["landscapes"].items():
         ours = place["strategies"].get(OURS)
         if ours is None:
@@ -234,6 +244,10 @@ def broken(result: dict[str, Any]) -> list[str]:
             found.append(
                 f"{name}: {to:g} launches, TPE {tpe['launches_to_2pct']['median']:g}: over a quarter"
             )
+        control = place["strategies"].get("random+gate", ours)["regret"]
+        behind = [k for k, regret in ours["regret"].items() if regret > control[k] + NOISE]
+        if behind:
+            found.append(f"{name}: behind random + gate after {', '.join(behind)} launches")
         if ours["dead"]["median"] > 1:
             found.append(f"{name}: {ours['dead']['median']:g} dead launches, at most one")
         if ours["wrong_refusals"]:

@@ -67,6 +67,40 @@ def test_the_product_finds_the_best_of_a_tiny_space(printed: dict) -> None:
     assert ours["final_regret"]["mean"] < 0.03
 
 
+#: A change of ours on the tiny landscape, and what it breaks.
+BREACHES = [
+    ({"launches_to_2pct": {"median": 9.0, "p90": 9.0}}, "tiny: 9 launches to 2 %, at most 8"),
+    ({"launches_to_10pct": {"median": 6.0}}, "tiny: 6 launches to 10 %, at most 5"),
+    ({"regret": {"5": 0.01, "10": 0.03, "20": 0.03}}, "tiny: behind random + gate after 10, 20 launches"),
+    ({"dead": {"median": 1.5, "worst": 2}}, "tiny: 1.5 dead launches, at most one"),
+    ({"wrong_refusals": 1}, "tiny: 1 wrong refusals"),
+    ({"coverage": 0.89}, "tiny: the interval holds the true mean in 89 %"),
+    ({"reported_error": {"median": 0.012}}, "the winner's figure is 1.2 % off its true mean, at most 1"),
+]
+
+
+@pytest.mark.parametrize(("change", "line"), BREACHES)
+def test_a_broken_bound_is_named(printed: dict, change: dict, line: str) -> None:
+    found = json.loads(json.dumps(printed))
+    strategies = found["landscapes"]["tiny"]["strategies"]
+    # All bounds kept, whatever one seed came to.
+    strategies["tpe"]["launches_to_2pct"]["median"] = 40.0
+    strategies["random+gate"]["regret"] = {"5": 0.0, "10": 0.0, "20": 0.0}
+    strategies["autotune"] |= {
+        "launches_to_2pct": {"median": 8.0, "p90": 8.0},
+        "launches_to_10pct": {"median": 5.0},
+        "dead": {"median": 1.0, "worst": 1},
+        "regret": {"5": 0.01, "10": 0.01, "20": 0.01},
+        "coverage": 0.95,
+        "reported_error": {"median": 0.006},
+    }
+    assert search_cost.broken(found) == []
+    strategies["autotune"] |= change
+    assert search_cost.broken(found) == [line]
+    strategies["tpe"]["launches_to_2pct"]["median"] = 20.0
+    assert any("TPE 20: over a quarter" in line for line in search_cost.broken(found))
+
+
 def test_there_are_eight_landscapes_with_misleading_ones_among_them() -> None:
     names = [place.name for place in landscapes()]
     assert len(names) == len(set(names)) >= 8

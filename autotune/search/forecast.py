@@ -104,8 +104,10 @@ class Forecast:
             graph_tokens=rows.graph_tokens,
             table_bytes=_ENTRY_BYTES * np.ceil(rows.max_model_len / rows.block_size),
         )
+        # Gate 3: a pool that starts holds one sequence of the longest length, whatever the best guess says.
+        pool_tokens = np.maximum(rows.pool_tokens, rows.max_model_len)
         limits = _Limits(
-            blocks=np.maximum(2.0, np.floor(rows.pool_tokens / rows.block_size)),
+            blocks=np.maximum(2.0, np.floor(pool_tokens / rows.block_size)),
             block_size=rows.block_size,
             max_num_seqs=np.minimum(rows.seqs, rows.tokens),
             max_num_batched_tokens=rows.tokens,

@@ -204,6 +204,9 @@ class Pool:
         needed = together * (np.ceil(workload.longest_tokens / rows.block_size) + 1) * rows.block_size
         enough = columns.least_pool_tokens >= needed
         blocks = np.where(enough, -1.0, np.floor(rows.pool_tokens / rows.block_size))
+        # A pool too small for one request is no way of running: such a candidate serves only if the guess is
+        # wrong, and then each budget has its own pool.
+        blocks = np.where(columns.room_bytes < 0, columns.room_bytes, blocks)
         return _codes([
             rows.kind.astype(float), together, rows.tokens, rows.block_size, rows.max_model_len,
             rows.graph_tokens, rows.offloaded_bytes, blocks,

@@ -87,7 +87,8 @@ def about_real(windows: list[Window]) -> list[str]:
         doubt
         for window in windows
         for doubt in window.doubts
-        if doubt != "client-bound" and not doubt.startswith("reading /metrics")
+        if doubt != "client-bound"
+        and not doubt.startswith(("reading /metrics", "covers ", "warm-up covers "))
     ]
 
 

@@ -80,6 +80,18 @@ def test_a_pool_that_may_be_too_small_for_the_load_is_a_way_of_its_own() -> None
     assert len(ways) > 1
 
 
+def test_budgets_under_which_only_a_wrong_guess_serves_are_not_one() -> None:
+    """A 4 GB card before any launch: the best guess leaves no pool, the bounds do not refuse. Taken for one
+    way of running, of "no pool", only the largest budget was left, which leaves nothing free beside it.
+    """
+    card = replace(CARD, total=Interval.exact(4 * GIB), free=Interval.exact(3.2 * GIB))
+    values = {"gpu_memory_utilization": (0.725, 0.75, 0.775), "cpu_offload_gb": (1.5,), "max_num_seqs": (2,)}
+    pool = pool_of(values, card, "qwen25-vl-3b-awq")
+    assert (pool.columns.room_bytes < 0).all()
+    assert pool.columns.admitted.all()
+    assert len(pool.open()) == 3
+
+
 def test_what_runs_like_the_baseline_is_not_launched_again() -> None:
     known = LaunchConfig(max_model_len=1024, limit_mm_per_prompt='{"image": 1}')
     values = {"gpu_memory_utilization": (0.8, 0.9), "max_num_seqs": (None, 4)}
