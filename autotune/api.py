@@ -184,8 +184,9 @@ def check(
         BadInput: anything wrong with the options, the files or the model.
         EngineUnavailable: `device` is "auto", and this machine has none.
     """
-    from autotune.cli.check import checked, command
+    from autotune.cli.check import command
     from autotune.report.ledger import check_json
+    from autotune.tasks.check import checked
 
     given = {
         "model": model,
@@ -225,8 +226,8 @@ def explain(
     Raises:
         BadInput: the file cannot be read, or there is no such model or device.
     """
-    from autotune.cli.explain import Adviser, check_readable
     from autotune.report.explanation import explain_json
+    from autotune.tasks.explain import Adviser, check_readable
 
     path = Path(log)
     check_readable(path)

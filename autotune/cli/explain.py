@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from autotune.cli.streams import answer_console
 from autotune.errors import BadInput
-
-if TYPE_CHECKING:
-    from autotune.vllm.diagnosis import Diagnosis
+from autotune.tasks.explain import Adviser, check_readable
 
 # Everything heavier is imported inside the functions: `autotune explain --help` needs none of it.
 
@@ -109,27 +105,6 @@ def _sources(logs: Sequence[str]) -> Iterator[tuple[str, Path | None]]:
         yield log, path
 
 
-def check_readable(path: Path) -> None:
-    """Opens the file once, unless that would change it.
-
-    Raises:
-        BadInput: it cannot be read, or is a device, which may never end.
-    """
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISFIFO(mode) and os.access(path, os.R_OK):
-            return  # its writer would take the end of this look for the end of its reader
-        with path.open("rb") as file:
-            # A terminal ends with Ctrl-D and /dev/null at once; /dev/zero and a disk would be read for ever.
-            endless = stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not file.isatty())
-            if endless and not os.path.samefile(path, os.devnull):
-                raise BadInput(f"cannot read {path}: a device is no log")
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise BadInput(f"cannot read {str(path)!r}: not a file name") from None
-
-
 def _files_of(folder: Path) -> list[Path]:
     """The logs of a folder: those of a run are in its `logs`."""
     inner = folder / "logs"
@@ -146,44 +121,3 @@ def _files_of(folder: Path) -> list[Path]:
     if len(found) > _MOST_FILES:
         raise BadInput(f"{len(found)} logs in folder {folder}", hint="name those that you mean")
     return found
-
-
-class Adviser:
-    """Reads logs; with a model and a device it also asks the predictor."""
-
-    def __init__(
-        self, model: str | None, device_text: str | None, version: str | None, *, trust: bool
-    ) -> None:
-        from autotune.vllm.versions import check_version
-
-        self._version = None if version is None else check_version(version)
-        self._spec = None
-        self._device = None
-        if device_text is not None or model is not None:
-            from autotune.devices import device_named
-
-            self._device = device_named(device_text or "auto")
-        if model is not None:
-            from autotune.models import load_model
-
-            self._spec = load_model(model, trust_remote_code=trust).spec
-
-    def diagnose(self, name: str, path: Path | None) -> Diagnosis:
-        from autotune.vllm.diagnosis import diagnose
-        from autotune.vllm.logs import read_blocks_of_log, read_log_file
-        from autotune.vllm.logtext import stream_blocks
-
-        try:
-            if path is None:
-                reading = read_blocks_of_log(stream_blocks(sys.stdin.buffer))
-            else:
-                reading = read_log_file(path)
-        except OSError as error:
-            raise BadInput(f"cannot read {name}: {error.strerror or error}") from None
-        total = None if self._device is None else int(self._device.total.best)
-        diagnosis = diagnose(reading, total_bytes=total)
-        if self._spec is None or self._device is None:
-            return diagnosis
-        from autotune.vllm.predicted import with_arithmetic
-
-        return with_arithmetic(diagnosis, self._spec, self._device, self._version)

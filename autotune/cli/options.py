@@ -35,6 +35,25 @@ def vllm_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a click command the options of a load."""
+    for option in (
+        click.option(
+            "--workload", "workload_file", type=click.Path(path_type=Path), help="The load: YAML, or JSONL."
+        ),
+        click.option("--requests", type=click.IntRange(1, 100_000), help="So many in all, sent at once."),
+        click.option("--output-len", type=click.IntRange(1, 1 << 24), help="Tokens generated for each."),
+        click.option("--input-len", type=click.IntRange(1, 1 << 24), help="Tokens of each prompt."),
+        click.option(
+            "--concurrency",
+            type=click.IntRange(1, 4096),
+            help="Predict a speed, too: clients in a closed loop.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 def _dashed(name: str) -> str:
     return name.replace("_", "-")
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import click
 
 from autotune.errors import BadInput
 
@@ -54,25 +52,6 @@ class LoadAsked:
     @property
     def given(self) -> bool:
         return any(getattr(self, name) is not None for name in _NAMES)
-
-
-def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a click command the options of a load."""
-    for option in (
-        click.option(
-            "--workload", "workload_file", type=click.Path(path_type=Path), help="The load: YAML, or JSONL."
-        ),
-        click.option("--requests", type=click.IntRange(1, 100_000), help="So many in all, sent at once."),
-        click.option("--output-len", type=click.IntRange(1, 1 << 24), help="Tokens generated for each."),
-        click.option("--input-len", type=click.IntRange(1, 1 << 24), help="Tokens of each prompt."),
-        click.option(
-            "--concurrency",
-            type=click.IntRange(1, 4096),
-            help="Predict a speed, too: clients in a closed loop.",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def predicted(
