@@ -46,6 +46,30 @@ def printed() -> dict:
     return found
 
 
+def test_a_quick_one_that_takes_long_begins_no_further_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With no time at all the first seed is still whole."""
+    monkeypatch.setattr(search_cost, "landscapes", lambda: [tiny()])
+    monkeypatch.setattr(search_cost, "QUICK_ENDS_S", 0)
+    words = [
+        "search_cost.py",
+        "--quick",
+        "--json",
+        "--seeds",
+        "3",
+        "--jobs",
+        "1",
+        "--strategy",
+        "random+gate",
+    ]
+    monkeypatch.setattr("sys.argv", words)
+    assert search_cost.main() == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["landscapes"]["tiny"]["strategies"]["random+gate"]["runs"] == 1
+    assert err.strip() == "2 of 3 were not begun within 0 s"
+
+
 def test_the_json_has_the_agreed_layout(printed: dict) -> None:
     (landscape,) = printed["landscapes"].values()
     assert list(printed["landscapes"]) == ["tiny"]
