@@ -3,6 +3,8 @@
 The first signal raises KeyboardInterrupt where the program is: the server is ended, what was measured is
 kept, and the command says how to go on. The second one leaves without any of that; the watchdogs end the
 servers within seconds, and a later `--resume` puts the run folder in order.
+
+What must not be left half done (a server being started, its end, a line of the record) is `held_back`.
 """
 
 from __future__ import annotations
@@ -11,11 +13,27 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any, NoReturn
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _EXIT_CODE = 130
+
+
+class _State:
+    """Of the process, as its handlers are.
+
+    Attributes:
+        counting: within `interruptible`.
+        count: signals since it began.
+        held: within `held_back`.
+    """
+
+    counting = False
+    count = 0
+    held = False
 
 
 @contextlib.contextmanager
@@ -24,28 +42,96 @@ def interruptible() -> Iterator[None]:
 
     Only in the main thread, as Python's signals do.
     """
-    count = 0
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
-            with contextlib.suppress(OSError, ValueError):
-                # Not print: it may be what was interrupted.
-                show_cursor = b"\x1b[?25h" if sys.stderr.isatty() else b""
-                line = b"\nautotune: stopped at once; what was finished is kept\n"
-                os.write(sys.stderr.fileno(), show_cursor + line)
-            os._exit(_EXIT_CODE)
+        _State.count += 1
+        if _State.count > 1:
+            _leave()
         raise KeyboardInterrupt
 
-    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
     # SIGHUP (the terminal was closed) is ignored under nohup, and stays so. SIGINT is taken even where it is
     # ignored: the background job of a script inherits it so, and could then only be killed.
-    numbers = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = {
+        number: signal.signal(number, stop)
+        for number in _numbers()
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+    }
+    _State.counting, _State.count = True, 0
     try:
         yield
     finally:
-        for number, handler in before.items():
-            # None: it was not set by Python, and cannot be set again.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        _restore(before)
+        _State.counting = False
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Within it the first signal waits until the end, where KeyboardInterrupt is raised; the second does not.
+
+    For what cannot be interrupted anywhere without a loss. The end stands inside the `try` that cleans up:
+
+        try:
+            with held_back():
+                process = start()
+        except BaseException:
+            end(process)
+
+    In other threads it does nothing, since signals come to the main one.
+    """
+    if _State.held or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if _State.counting:
+            _State.count += 1
+            if _State.count > 1:
+                _leave()
+        elif len(came) > 1 and callable(before[number]):
+            before[number](number, frame)
+
+    _State.held = True
+    try:
+        for number in _numbers():
+            # None: set by another language; such a one is not called from here.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.getsignal(number)
+                signal.signal(number, note)
+        yield
+    finally:
+        _restore(before)
+        _State.held = False
+        if came:
+            _act(came[0], before[came[0]])
+
+
+def _act(number: int, handler: Any) -> None:
+    """What would have happened when the signal came."""
+    if _State.counting:
+        raise KeyboardInterrupt
+    if callable(handler):
+        handler(number, None)
+    else:
+        signal.raise_signal(number)
+
+
+def _numbers() -> list[int]:
+    return [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+
+
+def _restore(before: dict[int, Any]) -> None:
+    for number, handler in before.items():
+        # None: it was not set by Python, and cannot be set again.
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _leave() -> NoReturn:
+    with contextlib.suppress(OSError, ValueError):
+        # Not print: it may be what was interrupted.
+        show_cursor = b"\x1b[?25h" if sys.stderr.isatty() else b""
+        line = b"\nautotune: stopped at once; what was finished is kept\n"
+        os.write(sys.stderr.fileno(), show_cursor + line)
+    os._exit(_EXIT_CODE)

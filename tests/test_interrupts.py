@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,90 @@ def test_a_background_job_of_a_script_can_be_interrupted() -> None:
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=20)
     assert out.startswith("stopping\nclean\n")
+
+
+HELD = """
+import signal, sys, threading, time
+sys.path.insert(0, {root!r})
+from autotune.interrupts import held_back, interruptible
+import contextlib
+def work():
+    with held_back(), held_back():
+        print("ready", flush=True)
+        for _ in range({tenths}):
+            time.sleep(0.1)
+        print("done", flush=True)
+with {around}:
+    try:
+        {run}
+        print("not reached", flush=True)
+    except KeyboardInterrupt:
+        print("stopping", flush=True)
+print("after", signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+"""
+
+
+def held(around: str, *, tenths: int = 5, run: str = "work()") -> subprocess.Popen[str]:
+    code = HELD.format(root=str(ROOT), around=around, tenths=tenths, run=run)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("around", ["interruptible()", "contextlib.nullcontext()"])
+def test_what_is_held_back_is_done_first(around: str) -> None:
+    """With the handlers of the commands, and with Python's own, which callers of the API have."""
+    with held(around) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (out, err) == ("done\nstopping\nafter True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("around", "said", "code"),
+    [("interruptible()", "", 130), ("contextlib.nullcontext()", "stopping\nafter True\n", 0)],
+)
+def test_the_second_does_not_wait(around: str, said: str, code: int) -> None:
+    with held(around, tenths=600) as process:
+        process.send_signal(signal.SIGINT)
+        # Two signals at the same moment are one to a process.
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == (said, code)
+    assert ("stopped at once" in err) == bool(code)
+
+
+def test_the_second_does_not_wait_in_what_the_first_one_ends() -> None:
+    """The server's end is held back, too: a person who presses again means it."""
+    run = """
+        try:
+            signal.raise_signal(signal.SIGINT)
+        finally:
+            work()"""
+    with held("interruptible()", tenths=600, run=run) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("", 130)
+    assert "stopped at once" in err
+
+
+def test_a_signal_that_ends_the_process_does_so_afterwards() -> None:
+    with held("contextlib.nullcontext()") as process:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+    assert (out, process.returncode) == ("done\n", -signal.SIGTERM)
+
+
+def test_other_threads_are_not_held_back() -> None:
+    run = "threading.Thread(target=work, daemon=True).start(); time.sleep(60)"
+    with held("interruptible()", tenths=600, run=run) as process:
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=20)
+    assert out == "stopping\nafter True\n"
 
 
 def test_ctrl_c_while_the_program_is_loaded_is_one_line() -> None:

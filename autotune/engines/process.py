@@ -18,6 +18,7 @@ from pathlib import Path
 
 from autotune import redact
 from autotune.engines import watchdog
+from autotune.interrupts import held_back
 
 _LOG = logging.getLogger(__name__)
 
@@ -86,6 +87,8 @@ class ServerProcess:
                     start_new_session=True,
                 )
             except BaseException:
+                # Ctrl-C raises wherever the program is: the command may run although nobody has its id.
+                watchdog.kill_all(None, self.mark, set())
                 self._dismiss_watchdog()
                 raise
         except BaseException:
@@ -143,14 +146,21 @@ class ServerProcess:
         return inodes <= ours
 
     def end(self, *, term_s: float | None = None) -> None:
-        """TERM, wait, KILL, wait, remove what is left. May be called twice; fine for a dead server."""
+        """TERM, wait, KILL, wait, remove what is left. May be called twice; fine for a dead server.
+
+        Ctrl-C waits until it is done.
+        """
         if self._ended:
             return
+        with held_back():
+            self._end(TERM_S if term_s is None else term_s)
+
+    def _end(self, term_s: float) -> None:
         self.look()
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGTERM)
-            wait_until(lambda: self.returncode is not None, TERM_S if term_s is None else term_s)
+            wait_until(lambda: self.returncode is not None, term_s)
             # Its children follow by themselves when it ended in order.
             if self.returncode is not None:
                 wait_until(lambda: not self.members(deep=True), _FOLLOW_S)

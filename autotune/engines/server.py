@@ -26,6 +26,7 @@ from autotune.engines.tokenizer import tokenizer_folder
 from autotune.engines.watchdog import reap_orphans
 from autotune.errors import EngineUnavailable
 from autotune.fingerprint import cuda_of, engine_fingerprint, machine_fingerprint, model_fingerprint
+from autotune.interrupts import held_back
 from autotune.units import MIB, mib_text
 from autotune.vllm.command import serve_args, yaml_config
 
@@ -250,8 +251,41 @@ class ServerEngine(Engine):
         own_tokenizer = None
         if self._dummy and not self._model.has_tokenizer and self._tokenizer is None:
             own_tokenizer = tokenizer_settings(self._model)
+        session: ServerSession | None = None
         try:
-            process = ServerProcess(
+            # A Ctrl-C before the session knows its process would leave a server that nobody ends.
+            with held_back():
+                process = self._process(config, port, log_path, own_tokenizer)
+                session = ServerSession(
+                    process,
+                    port,
+                    self._served,
+                    vocab_size(self._model),
+                    polluted_bytes=polluted_bytes,
+                    on_close=self._settle,
+                    surroundings=lambda server: self._surroundings(server, before),
+                    api_key=self._all_env.get("VLLM_API_KEY"),
+                    request_timeout_s=self._request_timeout_s,
+                    term_s=self._term_s,
+                )
+            try:
+                wait_ready(process, port, self._patience, progress)
+            except NotReady as stop:
+                raise session.failure(stop.kind, stop.reason, kills_before=kills) from None
+            session.read_facts(config)
+        except BaseException:
+            if session is not None:
+                session.close()
+            raise
+        self._seen = session.facts()
+        return session
+
+    def _process(
+        self, config: LaunchConfig, port: int, log_path: Path, own_tokenizer: dict[str, int] | None
+    ) -> ServerProcess:
+        """vLLM, started."""
+        try:
+            return ServerProcess(
                 lambda folder: [
                     *self._command.prefix,
                     *self._options(
@@ -276,29 +310,6 @@ class ServerEngine(Engine):
                 f"cannot start {self._command.prefix[0]}: {error.strerror or error}",
                 hint="was it moved or removed since the search began?",
             ) from error
-        session = ServerSession(
-            process,
-            port,
-            self._served,
-            vocab_size(self._model),
-            polluted_bytes=polluted_bytes,
-            on_close=self._settle,
-            surroundings=lambda server: self._surroundings(server, before),
-            api_key=self._all_env.get("VLLM_API_KEY"),
-            request_timeout_s=self._request_timeout_s,
-            term_s=self._term_s,
-        )
-        try:
-            try:
-                wait_ready(process, port, self._patience, progress)
-            except NotReady as stop:
-                raise session.failure(stop.kind, stop.reason, kills_before=kills) from None
-            session.read_facts(config)
-        except BaseException:
-            session.close()
-            raise
-        self._seen = session.facts()
-        return session
 
     def _surroundings(self, server: ServerProcess, before: set[int] | None) -> Surroundings:
         return Surroundings(

@@ -10,6 +10,7 @@ from autotune.core.facts import Facts
 from autotune.core.outcome import Outcome
 from autotune.core.workload import Workload
 from autotune.engines.base import Engine, LaunchFailed, Window
+from autotune.interrupts import held_back
 from autotune.runs import RunFolder
 from autotune.search.events import Listener
 from autotune.search.goal import Goal
@@ -107,9 +108,11 @@ class Launcher:
             trial.seconds = self._clock() - began
             if self.began_s is not None:
                 trial.elapsed_s = began + trial.seconds - self.began_s
-            state.trials.append(trial)
-            self._folder.append_trial(trial.record())
-            self._folder.clear_running()
+            # One of these without the others would be a launch that is lost, or one that counts twice.
+            with held_back():
+                state.trials.append(trial)
+                self._folder.append_trial(trial.record())
+                self._folder.clear_running()
             self._listen.finished(trial)
 
 

@@ -54,6 +54,37 @@ def start(tmp_path: Path) -> Iterator:
         process.end(term_s=0.1)
 
 
+def test_ctrl_c_while_the_command_is_being_started_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes while a slow machine executes the command is raised out of Popen itself."""
+    real = subprocess.Popen
+    started = []
+
+    def interrupted(argv: list[str], **options: object) -> subprocess.Popen:
+        process = real(argv, **options)
+        if options.get("stdin") == subprocess.DEVNULL:  # the command, and not its watchdog
+            started.append(process)
+            raise KeyboardInterrupt
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    folders = set(Path("/tmp").glob(f"{watchdog.TMP_PREFIX}*"))
+    with pytest.raises(KeyboardInterrupt):
+        ServerProcess(lambda _: python(SLEEP), env=dict(os.environ), log_path=tmp_path / "log")
+    (process,) = started
+    assert process.wait(timeout=20) == -signal.SIGKILL
+    # Folders of tests that run beside this one come and go.
+    new = set(Path("/tmp").glob(f"{watchdog.TMP_PREFIX}*")) - folders
+    mine = [
+        f
+        for f in new
+        if (f / watchdog.OWNER_FILE).exists()
+        and (f / watchdog.OWNER_FILE).read_text() == watchdog.owner_text()
+    ]
+    assert mine == []
+
+
 def test_it_runs_in_its_own_session_with_a_private_log_and_folder(start, tmp_path: Path) -> None:
     code = "import os; print(os.getsid(0), os.getpgid(0), len(os.environ['TMPDIR']), flush=True); " + SLEEP
     process, (session, group, length) = start(code, lines=3)

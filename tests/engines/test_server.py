@@ -463,6 +463,38 @@ time.sleep(600)
 """
 
 
+def test_an_interrupt_while_the_process_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the moment when nobody could say what had been begun: the fixture finds what stays behind."""
+    real = subprocess.Popen
+
+    def pressed(argv: list[str], **options: Any) -> subprocess.Popen:
+        process = real(argv, **options)
+        if options.get("stdin") == subprocess.DEVNULL:  # the server, and not its watchdog
+            os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        engine().launch(CONFIG, log_path=tmp_path / "log")
+
+
+def test_an_interrupt_while_the_process_is_ended_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = engine().launch(CONFIG, log_path=tmp_path / "log")
+    look = server_module.ServerProcess.look
+
+    def pressed(process: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        look(process)
+
+    monkeypatch.setattr(server_module.ServerProcess, "look", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+
+
 def test_kill_9_of_autotune_ends_the_server(tmp_path: Path) -> None:
     code = SEARCHER.format(root=str(ROOT), log=str(tmp_path / "log"))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as searcher:
