@@ -52,6 +52,8 @@ OURS = "autotune"
 LAUNCHES, OUR_LAUNCHES = 100, 60
 REGRET_AT = (5, 10, 20)
 QUICK_SEEDS, FULL_SEEDS = 5, 30
+#: Of the README's table: rules were chosen on the seeds before it.
+FIRST_SEED = 20
 #: `--quick` begins nothing more after this time, so that it ends within ten minutes on a slow machine, too.
 #: The first seed is always whole.
 QUICK_ENDS_S = 480
@@ -224,14 +226,15 @@ def summary(runs: Sequence[Run], places: Sequence[Place]) -> dict[str, Any]:
 def broken(result: dict[str, Any]) -> list[str]:
     """What the product was to keep here and does not, one line each."""
     found = []
-    errors = [
-        place["strategies"][OURS]["reported_error"]["median"]
-        for place in result["landscapes"].values()
-        if OURS in place["strategies"]
-    ]
-    error = median(value for value in errors if value is not None) if any(errors) else 0.0
-    if error > 0.01:
-        found.append(f"the winner's figure is {100 * error:.1f} % off its true mean, at most 1")
+    everywhere = [p["strategies"][OURS] for p in result["landscapes"].values() if OURS in p["strategies"]]
+    errors = [one["reported_error"]["median"] for one in everywhere if one["reported_error"]["median"]]
+    if errors and median(errors) > 0.01:
+        found.append(f"the winner's figure is {100 * median(errors):.1f} % off its true mean, at most 1")
+    # Of all runs: of the five of one landscape nine in ten are none or all.
+    runs = sum(one["runs"] for one in everywhere)
+    coverage = sum(one["coverage"] * one["runs"] for one in everywhere) / max(1, runs)
+    if runs and coverage < 0.9:
+        found.append(f"the interval holds the true mean in {100 * coverage:.0f} %, at least 90")
     for name, place in result["landscapes"].items():
         ours = place["strategies"].get(OURS)
         if ours is None:
@@ -255,8 +258,6 @@ def broken(result: dict[str, Any]) -> list[str]:
             found.append(f"{name}: {ours['dead']['median']:g} dead launches, at most one")
         if ours["wrong_refusals"]:
             found.append(f"{name}: {ours['wrong_refusals']} wrong refusals")
-        if ours["coverage"] < 0.9:
-            found.append(f"{name}: the interval holds the true mean in {100 * ours['coverage']:.0f} %")
     return found
 
 
@@ -324,7 +325,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--landscape", action="append")
     parser.add_argument("--strategy", action="append")
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument(
         "--keep", type=Path, help="JSON lines of runs, written as they end; those in it are not run again"
     )

@@ -98,7 +98,7 @@ BREACHES = [
     ({"regret": {"5": 0.01, "10": 0.03, "20": 0.03}}, "tiny: behind random + gate after 10, 20 launches"),
     ({"dead": {"median": 1.5, "worst": 2}}, "tiny: 1.5 dead launches, at most one"),
     ({"wrong_refusals": 1}, "tiny: 1 wrong refusals"),
-    ({"coverage": 0.89}, "tiny: the interval holds the true mean in 89 %"),
+    ({"coverage": 0.89}, "the interval holds the true mean in 89 %, at least 90"),
     ({"reported_error": {"median": 0.012}}, "the winner's figure is 1.2 % off its true mean, at most 1"),
 ]
 
