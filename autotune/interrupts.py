@@ -66,7 +66,10 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Within it the first signal waits until the end, where KeyboardInterrupt is raised; the second does not.
+    """Within it a signal waits until the end, where KeyboardInterrupt is raised.
+
+    Under `interruptible` a second one leaves at once; without it (the Python API) all wait, since the process
+    lives on with whatever was left half done.
 
     For what cannot be interrupted anywhere without a loss. The end stands inside the `try` that cleans up:
 
@@ -90,22 +93,35 @@ def held_back() -> Iterator[None]:
             _State.count += 1
             if _State.count > 1:
                 _leave()
-        elif len(came) > 1 and callable(before[number]):
-            before[number](number, frame)
 
-    _State.held = True
     try:
-        for number in _numbers():
-            # None: set by another language; such a one is not called from here.
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.getsignal(number)
-                signal.signal(number, note)
+        with _blocked():
+            for number in _numbers():
+                # None: set by another language; such a one is not called from here.
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    before[number] = signal.getsignal(number)
+                    signal.signal(number, note)
+            _State.held = True
         yield
     finally:
-        _restore(before)
-        _State.held = False
+        with _blocked():
+            _State.held = False
+            _restore(before)
         if came:
             _act(came[0], before[came[0]])
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[None]:
+    """Signals that come between two handlers' changes come after them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _numbers())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _act(number: int, handler: Any) -> None:

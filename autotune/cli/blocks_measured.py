@@ -38,7 +38,7 @@ def experiment(given: dict[str, Any], words: tuple[str, ...], talk: Console) -> 
     from autotune.cli.view import SearchView
     from autotune.core.launch import OPTION_NAMES, LaunchConfig, check_option
     from autotune.engines.base import MeasurePlan
-    from autotune.interrupts import interruptible
+    from autotune.interrupts import held_back, interruptible
     from autotune.models import load_model
     from autotune.report.blocks import Experiment
     from autotune.runs import RunFolder
@@ -68,6 +68,7 @@ def experiment(given: dict[str, Any], words: tuple[str, ...], talk: Console) -> 
     with (
         contextlib.ExitStack() as held,
         SearchView(talk) as view,
+        interruptible(),
     ):
         held.enter_context(folder.hold())
         held.enter_context(engines.of(sizes[0]).hold(view.note))
@@ -102,13 +103,16 @@ def experiment(given: dict[str, Any], words: tuple[str, ...], talk: Console) -> 
                 "fingerprint": dict(engines.of(sizes[0]).fingerprint()),
             }
         )
-        held.enter_context(interruptible())
         try:
             run.run()
+        except KeyboardInterrupt:
+            view.note(f"interrupted; what was measured is in {folder.path}")
+            raise
         finally:
-            folder.write_result(
-                {"kind": "blocks", "measured": True, **experiment_dict(run.results, run.refused)}
-            )
+            with held_back():
+                folder.write_result(
+                    {"kind": "blocks", "measured": True, **experiment_dict(run.results, run.refused)}
+                )
     return Experiment(
         model=loaded.name,
         results=list(run.results.values()),

@@ -107,7 +107,12 @@ class ServerSession(Session):
     def close(self) -> None:
         if self._closed:
             return
-        self._process.end(term_s=self._term_s)
+        try:
+            self._process.end(term_s=self._term_s)
+        except KeyboardInterrupt:
+            # It waited until the end.
+            self._closed = True
+            raise
         self._closed = True
         self._on_close()
 

@@ -78,6 +78,7 @@ class Launcher:
         self._folder.write_running(trial.record())
         self._listen.launching(trial, state.launches, self._goal.max_launches)
         self._listen.log_file(log)
+        complete = False
         try:
             with self._engine.launch(trial.config, log_path=log, progress=self._listen.phase) as session:
                 trial.facts = session.facts()
@@ -94,12 +95,15 @@ class Launcher:
                             break
                     _close(windows)
                 trial.facts = _later(session.facts(), trial.facts)
+                complete = True
         except LaunchFailed as failure:
-            trial.outcome, trial.reason = failure.outcome, failure.reason
-            trial.log_tail, trial.transient = failure.log_tail, failure.transient
-            trial.facts = _later(failure.facts, trial.facts)
-        except KeyboardInterrupt:
-            _interrupt(trial, INTERRUPTED)
+            _failed(trial, failure)
+        except KeyboardInterrupt as pressed:
+            # While the server was being ended: what was found out stays.
+            if isinstance(pressed.__context__, LaunchFailed):
+                _failed(trial, pressed.__context__)
+            elif not complete:
+                _interrupt(trial, INTERRUPTED)
             raise
         except Exception as error:  # an engine that is gone, or a fault of ours: kept, and passed on
             _interrupt(trial, f"{INTERRUPTED}: {error}")
@@ -114,6 +118,12 @@ class Launcher:
                 self._folder.append_trial(trial.record())
                 self._folder.clear_running()
             self._listen.finished(trial)
+
+
+def _failed(trial: Trial, failure: LaunchFailed) -> None:
+    trial.outcome, trial.reason = failure.outcome, failure.reason
+    trial.log_tail, trial.transient = failure.log_tail, failure.transient
+    trial.facts = _later(failure.facts, trial.facts)
 
 
 def _interrupt(trial: Trial, reason: str) -> None:

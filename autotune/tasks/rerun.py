@@ -21,21 +21,50 @@ if TYPE_CHECKING:
 # Everything heavier is imported inside the functions: `autotune --help` needs none of it.
 
 
-def _newest(folder: RunFolder) -> RunFolder:
-    """The run that re-tuned this one, and so on: what counts is the answer of today."""
+def _beside(folder: RunFolder, path: object) -> RunFolder | None:
+    """The run of that name in the same place: a run folder names no other one that is read for it."""
     from autotune.runs import RunFolder
 
+    name = Path(str(path)).name
+    there = folder.path.resolve().parent / name
+    return RunFolder(there) if re.fullmatch(r"\w[\w.-]*", name) and (there / "run.yaml").is_file() else None
+
+
+def _measured_again(folder: RunFolder) -> RunFolder:
+    """The search that a rerun measured, unless that rerun is itself the newer answer.
+
+    One that was interrupted or that kept the old answer is none.
+
+    Raises:
+        BadInput: that search is not beside it.
+    """
+    seen = set()
+    while (record := folder.run_record()).get("kind") == "rerun":
+        rerun = (folder.result() or {}).get("rerun")
+        if isinstance(rerun, dict) and rerun.get("decision") == "re-tune":
+            return folder
+        seen.add(folder.run_id)
+        of = record.get("rerun_of")
+        old = _beside(folder, of)
+        if old is None or old.run_id in seen:
+            raise BadInput(
+                f"{folder.path} is a rerun without a new answer",
+                hint=f"give the run that it measured: {of}",
+            )
+        folder = old
+    return folder
+
+
+def _newest(folder: RunFolder) -> RunFolder:
+    """The run that re-tuned this one, and so on: what counts is the answer of today."""
     seen = {folder.run_id}
     while True:
         last = folder.last_rerun()
-        # A name beside it, and nothing that leads elsewhere.
-        name = Path(str(last.get("run", ""))).name
-        following = folder.path.resolve().parent / name
-        known = re.fullmatch(r"\w[\w.-]*", name) and (following / "run.yaml").is_file()
-        if last.get("decision") != "re-tune" or name in seen or not known:
+        following = _beside(folder, last.get("run", ""))
+        if last.get("decision") != "re-tune" or following is None or following.run_id in seen:
             return folder
-        seen.add(name)
-        folder = RunFolder(following)
+        seen.add(following.run_id)
+        folder = following
 
 
 @dataclass(frozen=True)
@@ -58,7 +87,7 @@ class OldSearch:
         from autotune.runs import RunFolder
         from autotune.search.resume_stored import check_records, check_run
 
-        folder = _newest(RunFolder(find_run(run, runs_dir).path))
+        folder = _newest(_measured_again(RunFolder(find_run(run, runs_dir).path)))
         stored = folder.run_record()
         check_run(stored, str(folder.path / "run.yaml"), rerun=True)
         if stored["engine"] != "vllm":
@@ -125,6 +154,7 @@ def conduct(asked: Asked, question: Question, old: OldSearch, view: Listener) ->
         EngineUnavailable: the engine does not work. What was measured is kept.
         KeyboardInterrupt: passed on, after the same.
     """
+    from autotune.interrupts import held_back
     from autotune.report.answer import write_answer
     from autotune.runs import RunFolder
     from autotune.search.rerun import Rerun, old_run
@@ -146,32 +176,42 @@ def conduct(asked: Asked, question: Question, old: OldSearch, view: Listener) ->
         run_yaml = {**record_of(asked, question, state), "known": 0}
         folder.write_run({**run_yaml, "kind": "rerun", "rerun_of": str(old.folder.path.resolve())})
         error: Unreachable | None = None
+        answer: dict[str, Any] | None = None
         try:
-            rerun.run()
-            result = result_of(state, engine, write_answer(folder, engine, state))
-        except Unreachable as unreachable:
-            error = unreachable
-            result = unreachable_result(state, engine, error)
+            try:
+                rerun.run()
+            except Unreachable as unreachable:
+                error = unreachable
+            # Every launch is made: a Ctrl-C now must not cost the answer.
+            with held_back():
+                if error is None:
+                    result = result_of(state, engine, write_answer(folder, engine, state))
+                else:
+                    result = unreachable_result(state, engine, error)
+                decision = rerun.decision.as_dict() if rerun.decision else {"decision": "none", "pairs": []}
+                found = {
+                    **decision,
+                    "changes": [change._asdict() for change in old.changes(engine.fingerprint())],
+                    "rerun_of": str(old.folder.path),
+                    "run": str(folder.path),
+                }
+                folder.write_result({**result, "rerun": found})
+                answer = found
+                try:
+                    old.folder.append_rerun({**found, "fingerprint": dict(engine.fingerprint())})
+                except (EngineUnavailable, BadInput) as unwritten:
+                    view.note(f"{unwritten}: --if-changed will compare with the run itself")
         except BaseException as stopped:
+            if answer is not None:
+                raise
             keep_unfinished(folder, engine, state, view.note)
             if isinstance(stopped, KeyboardInterrupt):
                 view.note(
-                    f"interrupted; what was measured is in {folder.path}; `autotune rerun` makes it anew"
+                    f"interrupted; what was measured is in {folder.path}; `autotune rerun "
+                    f"{old.folder.path}` makes it anew"
                 )
             raise
         finally:
             remember_launches(asked, question, state, view)
-        decision = rerun.decision.as_dict() if rerun.decision else {"decision": "none", "pairs": []}
-        answer = {
-            **decision,
-            "changes": [change._asdict() for change in old.changes(engine.fingerprint())],
-            "rerun_of": str(old.folder.path),
-            "run": str(folder.path),
-        }
-        folder.write_result({**result, "rerun": answer})
         finish(folder, engine, view.note)
-        try:
-            old.folder.append_rerun({**answer, "fingerprint": dict(engine.fingerprint())})
-        except (EngineUnavailable, BadInput) as unwritten:
-            view.note(f"{unwritten}: --if-changed will compare with the run itself")
     return {**answer, "result": result, "error": error}

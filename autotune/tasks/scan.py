@@ -31,6 +31,7 @@ def conduct(
         EngineUnavailable: the engine does not work.
         KeyboardInterrupt: passed on, after what was measured is kept and shown.
     """
+    from autotune.interrupts import held_back
     from autotune.runs import RunFolder
     from autotune.search.scan_result import scan_result
     from autotune.tasks.holding import finish, ranks
@@ -52,12 +53,13 @@ def conduct(
             scanner.run()
         finally:
             # Interrupted, or the engine does not work: what there is, is shown all the same.
-            result = scan_result(question.plan, scanner.state, question.engine)
-            result["observations"] = str(folder.observations) if folder.observations.exists() else None
-            result["run"] = str(folder.path)
-            folder.write_result(result)
+            with held_back():
+                result = scan_result(question.plan, scanner.state, question.engine)
+                result["observations"] = str(folder.observations) if folder.observations.exists() else None
+                result["run"] = str(folder.path)
+                folder.write_result(result)
+                show(result)
             finish(folder, question.engine, view.note)
-            show(result)
     return result
 
 

@@ -37,6 +37,7 @@ def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
         EngineUnavailable: the engine does not work. What was measured is kept.
         KeyboardInterrupt: passed on, after the same.
     """
+    from autotune.interrupts import held_back
     from autotune.report.answer import write_answer
     from autotune.runs import RunFolder
     from autotune.search.result import result_of, unreachable_result
@@ -72,14 +73,23 @@ def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
             folder.update_run(**limits, asked=kept(asked))
         else:
             folder.write_run({**record_of(asked, question, state), "known": len(learnt.launches)})
+        result: dict[str, Any] | None = None
         try:
             tuner.run()
+            # Every launch is made: a Ctrl-C now must not cost the answer.
+            with held_back():
+                answer = result_of(state, engine, write_answer(folder, engine, state))
+                answer["doubts"] = [*answer["doubts"], *question.changed]
+                folder.write_result(answer)
+                result = answer
         except Unreachable as error:
             result = unreachable_result(state, engine, error)
             folder.write_result(result)
             finish(folder, engine, view.note)
             return Conducted(folder, result, error)
         except BaseException as error:
+            if result is not None:
+                raise
             keep_unfinished(folder, engine, state, view.note)
             what = "interrupted; what" if isinstance(error, KeyboardInterrupt) else "what"
             view.note(f"{what} was measured is in {folder.path}; to go on:")
@@ -87,9 +97,6 @@ def conduct(asked: Asked, question: Question, view: Listener) -> Conducted:
             raise
         finally:
             remember_launches(asked, question, state, view)
-        result = result_of(state, engine, write_answer(folder, engine, state))
-        result["doubts"] = [*result["doubts"], *question.changed]
-        folder.write_result(result)
         finish(folder, engine, view.note)
         if state.out_of_time:
             view.note("the time budget ended the search; to go on:")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +134,47 @@ def test_another_driver_and_the_same_speed_is_keep(run: Any, machine: Any) -> No
         assert (code, none, out.count("\n")) == (0, None, 1)
         assert out.startswith("unchanged since")
     assert json.loads(run("--if-changed", "--json")[1])["decision"] == "unchanged"
+
+
+def test_an_interrupted_rerun_is_no_answer_and_hides_none(
+    run: Any, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stands there when a rerun was stopped: the next one measures the search again."""
+    machine(driver="590.7")
+    with monkeypatch.context() as patch:
+        patch.setattr("autotune.search.rerun.Rerun.run", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        code, _, err, new = run()
+    assert code == 130
+    assert f"`autotune rerun {run.old}` makes it anew" in err
+    # Not "unchanged", and not "no result to compare with".
+    for name in ("latest", str(new)):
+        code, out, err, made = run("--if-changed", "--json", again=name)
+        assert code == 0, err
+        answer = json.loads(out)
+        assert (answer["decision"], Path(answer["rerun_of"]).name) == ("keep", run.old.name)
+        shutil.rmtree(made)
+        (run.old / "reruns.jsonl").unlink()
+    shutil.rmtree(run.old)
+    code, _, err, _ = run(again=str(new))
+    assert code == 2
+    assert "is a rerun without a new answer" in err
+
+
+def test_ctrl_c_when_all_is_measured_does_not_cost_the_answer(
+    run: Any, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from autotune.report.answer import write_answer
+
+    def pressed(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return write_answer(*arguments)
+
+    machine(driver="590.7")
+    monkeypatch.setattr("autotune.report.answer.write_answer", pressed)
+    code, _, _, new = run()
+    assert code == 130
+    assert json.loads((new / "result.json").read_text())["rerun"]["decision"] == "keep"
+    assert (run.old / "reruns.jsonl").read_text().count("\n") == 1
 
 
 def test_another_vllm_that_makes_all_slower_is_a_regression(run: Any, machine: Any) -> None:

@@ -243,6 +243,34 @@ def test_an_interrupted_search_keeps_what_it_has(tmp_path: Path) -> None:
     assert [t["reason"] for t in recorded if t["charged"]] == ["", "interrupted"]
 
 
+@pytest.mark.parametrize("died", [False, True])
+def test_what_was_found_out_stays_when_the_servers_end_is_interrupted(tmp_path: Path, died: bool) -> None:
+    """A Ctrl-C while a server is being ended is raised once it is gone: the launch is whole by then."""
+
+    class Pressed(ScriptedEngine):
+        def launch(self, config: LaunchConfig, **options: Any) -> Any:
+            try:
+                session = super().launch(config, **options)
+            except BaseException:
+                raise KeyboardInterrupt  # noqa: B904 - as it comes out of `held_back`
+            session.close = self._press
+            return session
+
+        def _press(self) -> None:
+            raise KeyboardInterrupt
+
+    failure = refused(Outcome.OOM_LOAD, "it died") if died else None
+    running = tuner(Pressed(fails=lambda _: failure), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        running.run()
+    (record,) = [t for t in RunFolder(next(tmp_path.iterdir())).trials() if t["charged"]]
+    if died:
+        assert (record["outcome"], record["reason"]) == ("oom_load", "it died")
+    else:
+        assert (record["outcome"], record["reason"]) == ("started", "")
+        assert record["measurement"]["tok_s"] > 0
+
+
 def test_the_time_budget_stops_the_search(tmp_path: Path) -> None:
     seconds = iter(range(0, 100000, 50))
     engine = ScriptedEngine()
