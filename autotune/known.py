@@ -21,6 +21,7 @@ from autotune.core.interval import Interval
 from autotune.core.model import ModelSpec
 from autotune.core.rules import runner_of
 from autotune.errors import BadInput
+from autotune.modelnames import same_model
 from autotune.observations import observations_text
 from autotune.recorded import RecordedLaunch, Recording
 from autotune.recordings import load_chosen, load_recording
@@ -36,8 +37,6 @@ _MOST_LAUNCHES = 512
 _KEPT_FILES = 256
 #: Recorded totals are written in MiB or by vLLM's 0.01 GiB, 0.3 % of the smallest card.
 _SAME_TOTAL = 0.003
-#: Words of a model's name that say nothing of its size.
-_ANY_WORDS = {"instruct", "chat", "it", "hf", "base", "thinking"}
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ class _Learning:
         return Predictor(own.model, self._version, usage=usage, environment=variables)
 
     def _mismatch(self, launch: RecordedLaunch, *, alone: bool) -> str | None:
-        if not any(_same_model(launch.model, name, alone=alone) for name in self._names if name):
+        if not any(same_model(launch.model, name, alone=alone) for name in self._names if name):
             return "another model"
         own, theirs = self._device.total, launch.device.total
         # The node's total of a virtual machine moves; the CPU backend's own use does not depend on it.
@@ -189,22 +188,6 @@ class _Learning:
         if minor is not None and minor != _minor(self._version):
             return f"another vLLM version than {self._version}"
         return None
-
-
-def _same_model(recorded: str, own: str, *, alone: bool) -> bool:
-    """True when both name one model: the last part of the path or id, case and signs ignored.
-
-    A file about one model may also differ by words such as `Instruct`: folders are often named shorter.
-    """
-    one, other = _words(recorded), _words(own)
-    if one == other:
-        return True
-    return alone and not (set(one) ^ set(other)) - _ANY_WORDS
-
-
-def _words(name: str) -> list[str]:
-    last = name.strip().rstrip("/").rsplit("/", 1)[-1].lower()
-    return re.findall(r"[a-z0-9]+", last.replace(".", ""))
 
 
 def _minor(version: str) -> tuple[int, int] | None:

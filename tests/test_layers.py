@@ -18,6 +18,7 @@ LEVELS = [
         "spaces",
         "probe",
         "models",
+        "modelnames",
         "runs",
         "recordings",
         "recorded",

@@ -9,9 +9,33 @@ from typing import Any
 
 import click
 
-from autotune.core.launch import ALIASES, FLAGS, OPTION_NAMES, is_text_option
+from autotune.core.launch import ALIASES, FLAGS, OPTION_NAMES, check_option, is_text_option
 from autotune.errors import BadInput
 from autotune.tasks.options import SHORT_FLAGS
+
+#: An option of vLLM that takes a length in tokens with a suffix, and nothing but such a length.
+_A_LENGTH = "max_num_batched_tokens"
+
+
+class Tokens(click.IntRange):
+    """A number of tokens within bounds, with vLLM's suffixes: `8k` is 8000, `8K` 8192."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number.
+
+        Raises:
+            click.BadParameter: no such number, or out of bounds.
+        """
+        if isinstance(value, str) and not value.strip().lstrip("+-").isdecimal():
+            try:
+                value = check_option(_A_LENGTH, value) if value.strip()[-1:].isalpha() else value
+            except BadInput as error:
+                if error.message.startswith(f"{_A_LENGTH} must be a number"):
+                    self.fail(f"{value!r} is no number of tokens, such as 8192, 8k (8000) or 8K (8192).")
+                said = error.message.removeprefix(_A_LENGTH).removeprefix(f": {value.strip()}").strip()
+                hint = f" ({error.hint})" if error.hint else ""
+                self.fail(f"{value!r} {said}{hint}.")
+        return super().convert(value, param, ctx)
 
 
 def vllm_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,8 +66,8 @@ def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--workload", "workload_file", type=click.Path(path_type=Path), help="The load: YAML, or JSONL."
         ),
         click.option("--requests", type=click.IntRange(1, 100_000), help="So many in all, sent at once."),
-        click.option("--output-len", type=click.IntRange(1, 1 << 24), help="Tokens generated for each."),
-        click.option("--input-len", type=click.IntRange(1, 1 << 24), help="Tokens of each prompt."),
+        click.option("--output-len", type=Tokens(1, 1 << 24), help="Tokens generated for each."),
+        click.option("--input-len", type=Tokens(1, 1 << 24), help="Tokens of each prompt."),
         click.option(
             "--concurrency",
             type=click.IntRange(1, 4096),

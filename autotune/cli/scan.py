@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from autotune.cli.options import Tokens
 from autotune.cli.streams import answer_console
 from autotune.cli.talk import say, talk_options
 from autotune.tasks.scan import conduct, scanner_of
@@ -45,10 +46,10 @@ from autotune.tasks.scan_question import Question, understand
 @click.option("--max-launches", type=click.IntRange(1), help="Launches of this call; --resume goes on.")
 @click.option("--resume", metavar="RUN", help="Go on with an earlier scan: its folder or its name.")
 @click.option("--no-load", is_flag=True, help="Memory only: start, read the figures, end.")
-@click.option("--target-len", type=click.IntRange(2), help="Tokens of the longest request of the load.")
+@click.option("--target-len", type=Tokens(2), help="Tokens of the longest request of the load.")
 @click.option("--concurrency", type=click.IntRange(1, 4096), help="Clients in the closed loop.")
-@click.option("--input-len", type=click.IntRange(1), help="Tokens of each prompt.")
-@click.option("--output-len", type=click.IntRange(1), help="Tokens generated for each prompt.")
+@click.option("--input-len", type=Tokens(1), help="Tokens of each prompt.")
+@click.option("--output-len", type=Tokens(1), help="Tokens generated for each prompt.")
 @click.option(
     "--workload", "workload_file", type=click.Path(path_type=Path), help="YAML: concurrency, shapes."
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from autotune.cli.options import finite
+from autotune.cli.options import Tokens, finite
 from autotune.cli.streams import answer_console
 from autotune.cli.talk import say, talk_options
 from autotune.tasks.search import caches, conduct
@@ -24,8 +24,8 @@ from autotune.tasks.search_resume import filled
 @click.option(
     "--target-len",
     "-t",
-    type=click.IntRange(2),
-    help="Tokens one request must be able to take.",
+    type=Tokens(2),
+    help="Tokens one request must be able to take; also 8k (8000) or 8K (8192).",
 )
 @click.option(
     "--engine",
@@ -56,8 +56,8 @@ from autotune.tasks.search_resume import filled
 @click.option("--patience", type=click.IntRange(1), help="Ends after so many launches without a better one.")
 @click.option("--plan", "plan_only", is_flag=True, help="Show space, pruning, launches and time only.")
 @click.option("--concurrency", type=click.IntRange(1, 4096), help="Clients in the closed loop.")
-@click.option("--input-len", type=click.IntRange(1), help="Tokens of each prompt.")
-@click.option("--output-len", type=click.IntRange(1), help="Tokens generated for each prompt.")
+@click.option("--input-len", type=Tokens(1), help="Tokens of each prompt.")
+@click.option("--output-len", type=Tokens(1), help="Tokens generated for each prompt.")
 @click.option(
     "--workload", "workload_file", type=click.Path(path_type=Path), help="YAML: concurrency, shapes."
 )
@@ -96,7 +96,7 @@ from autotune.tasks.search_resume import filled
 )
 @click.option("--no-cache", is_flag=True, help="Neither use nor keep launches seen by other commands.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
-@click.option("--resume", metavar="RUN", help="Go on with an earlier search: its folder or its name.")
+@click.option("--resume", metavar="RUN", help="Go on with an earlier search: its folder, its name or latest.")
 @talk_options
 @click.option("--json", "as_json", is_flag=True, help="result.json on stdout.")
 @click.argument("vllm_options", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM OPTIONS]")

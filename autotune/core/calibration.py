@@ -100,7 +100,7 @@ class Calibration:
         # On the CPU backend the line reads node-wide memory, which other programs move.
         cpu = device.kind is DeviceKind.CPU
         observation = Observation(
-            model_key=model.key,
+            model_key=_key(model, resolved),
             mode=mode_of(resolved, device, rules),
             resolved=resolved,
             parts=parts,
@@ -130,7 +130,7 @@ class Calibration:
             ratios = dict(learnt.kv_ratios)
             ratios[model.key] = hull(ratios.get(model.key, _SAME), Interval.exact(ratio))
             learnt = replace(learnt, kv_ratios=tuple(ratios.items()))
-        if model.key + observation.mode in learnt._contradicted - self._contradicted:
+        if observation.model_key + observation.mode in learnt._contradicted - self._contradicted:
             said.append("launches of this mode contradict each other: bounds are widened to hold them all")
         return learnt._note(*said)
 
@@ -151,7 +151,8 @@ class Calibration:
 
     def tighten(self, prior: Components, resolved: Resolved, model: ModelSpec, mode: str) -> Tightened:
         """The causes of one configuration with everything learnt, and non-KV as a whole."""
-        known = [o for o in self.observations if o.model_key == model.key]
+        key = _key(model, resolved)
+        known = [o for o in self.observations if o.model_key == key]
         if not known:
             return Tightened(
                 prior, prior.on_device, prior.activation, prior.non_torch, prior.cudagraph, prior.non_kv, 0
@@ -170,7 +171,7 @@ class Calibration:
             ]
         )
         same = [o for o in known if o.mode == mode]
-        scale, shown = self._modes.get((model.key, mode), (Scale(), {}))
+        scale, shown = self._modes.get((key, mode), (Scale(), {}))
         parts = limited(parts, scale)
         activation = _cause(same, "activation", lambda seen: phases_shift(parts, shown[seen.place]))
         non_torch = _cause(same, "non_torch", lambda seen: shift(prior.non_torch, seen.parts.non_torch))
@@ -182,7 +183,7 @@ class Calibration:
         if not totals:
             whole = Interval.sum([on_device, activation, non_torch, graphs])
         else:
-            agree = model.key + mode not in self._contradicted
+            agree = key + mode not in self._contradicted
             whole = joined(totals, [seen.times for seen in known_totals], agree=agree)
         gain = 0.0 if scale.warm else _warm_gain(prior, activation, known_totals)
         return Tightened(parts, on_device, activation, non_torch, graphs, whole, len(totals), gain)
@@ -224,6 +225,11 @@ class Tightened:
     non_kv: Interval
     launches: int
     warm_gain: Number = 0.0
+
+
+def _key(model: ModelSpec, resolved: Resolved) -> str:
+    """Launches of one key have the same weights: what a method left of them says nothing of another's."""
+    return f"{model.key}|{resolved.online_quantization}"
 
 
 def _positive(value: int | None) -> int | None:

@@ -15,6 +15,7 @@ from autotune.core.interval import Interval
 from autotune.core.launch import Resolved
 from autotune.core.model import ModelSpec
 from autotune.core.numeric import Number, greatest, least
+from autotune.core.online import online_decoder, online_weights
 from autotune.core.phases import (
     CUBLAS_LARGE_BYTES,
     CUBLAS_SMALL_BYTES,
@@ -107,7 +108,7 @@ def _on_cuda(
         peak = peak + Interval(0.0, 0.0, workspace.high)
     layers, forward, compiling = layers_peak(resolved, model, rules, workspace=workspace)
     return Components(
-        weights=_weights(resolved, model, use.built),
+        weights=online_weights(_weights(resolved, model, use.built), resolved, model),
         rounding=allocator_rounding(
             resolved, model, offloaded, rules, hopper=_machete(device), towers=use.built.high > 0
         ),
@@ -194,6 +195,7 @@ def offloaded_prior(resolved: Resolved, model: ModelSpec, runner: str, rules: Ru
         tensor_parallel=resolved.tensor_parallel_size,
         pipeline_parallel=resolved.pipeline_parallel_size,
     )
+    able = online_decoder(able, resolved)
     cap_high = able.high
     if rules.offload_towers:
         cap_high += model.parts["tower"].size_bytes(resolved.dtype_bytes).high
@@ -259,7 +261,7 @@ def _graphs(resolved: Resolved, runner: str, rules: Rules) -> Interval:
 
 def _on_cpu(resolved: Resolved, model: ModelSpec, rules: Rules, use: EncoderUse) -> Components:
     """Resident bytes of one worker: the CPU backend's non-KV (section 11)."""
-    weights = _weights(resolved, model, use.built)
+    weights = online_weights(_weights(resolved, model, use.built), resolved, model)
     weights = Interval(
         weights.low * _CPU_WEIGHTS.low,
         weights.best * _CPU_WEIGHTS.best,

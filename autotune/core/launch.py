@@ -321,3 +321,5 @@ class Resolved:
     #: Window layers keep only their window beside layers of other kinds.
     hybrid_kv_manager: bool = True
     skip_mm_profiling: bool = False
+    #: The method that quantises a checkpoint while it is loaded; None where it is loaded as it is.
+    online_quantization: str | None = None

@@ -9,16 +9,15 @@ from autotune.core.launch import LaunchConfig
 from autotune.core.outcome import Outcome
 from autotune.engines.simulated_memory import Memory
 from autotune.units import GIB
+from autotune.vllm.logs import SIMULATED_HEAD
 
-#: The first line of every simulated log.
-HEAD = "# simulated by autotune: predicted, not measured; no vLLM ran"
 #: Vllm's parent process closes every failed start with it.
 _PARENT = "RuntimeError: Engine core initialization failed. See root cause above."
 
 
 def log_of(memory: Memory, config: LaunchConfig, *, model: str, version: str) -> str:
     """The log of one launch; patterns and versions: section 9 of vLLM's memory notes."""
-    lines = [HEAD, *_opening(memory, config, model, version)]
+    lines = [SIMULATED_HEAD, *_opening(memory, config, model, version)]
     if memory.outcome is not Outcome.BAD_ARG or memory.blocks:
         lines += _loading(memory)
     if memory.outcome is Outcome.STARTED:

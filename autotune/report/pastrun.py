@@ -248,7 +248,7 @@ def find_run(named: str, parent: Path) -> PastRun:
     if "\0" in named:
         raise BadInput("the run's name holds a zero byte")
     if named == "latest" and not Path(named).is_dir():
-        return read_run(_latest(parent))
+        return read_run(latest_runs(parent)[0])
     for path in (Path(named).expanduser(), parent / named):
         if path.is_file() and (path.parent / "run.yaml").is_file():
             return read_run(path.parent)
@@ -322,14 +322,19 @@ def _short(error: BadInput, folder: Path) -> str:
     return error.message.replace(f"{folder}/", "")
 
 
-def _latest(parent: Path) -> Path:
+def latest_runs(parent: Path) -> list[Path]:
+    """The run folders under `parent`, the latest first.
+
+    Raises:
+        BadInput: there is none.
+    """
     found = _runs(parent)
     if not found:
         raise BadInput(
             f"no run under {parent}", hint="`autotune search` makes one; --runs-dir looks elsewhere"
         )
     # Names begin with the time in UTC, but not those of shipped examples: when they began counts.
-    return max(found, key=lambda path: ((path / "run.yaml").stat().st_mtime, path.name))
+    return sorted(found, key=lambda path: ((path / "run.yaml").stat().st_mtime, path.name), reverse=True)
 
 
 def _runs(parent: Path) -> list[Path]:

@@ -77,10 +77,14 @@ def engine_of(
 
     if asked.recording is not None:
         from autotune.engines.replay import ReplayEngine
+        from autotune.modelnames import check_recorded_model
         from autotune.recordings import load_recording
 
         recording = load_recording(asked.recording).for_model(asked.model)
+        names = (asked.model, str(loaded.path.resolve())) if loaded.path is not None else (asked.model,)
+        doubt = check_recorded_model(recording.launches[0].model, names, loaded.config, loaded.spec.weights)
         notes.append("replaying recorded launches: nothing is started")
+        notes += [doubt] if doubt else []
         return ReplayEngine(recording, seed=seed), recording.usage, False
     if asked.device_text is not None and asked.plan_only:
         return _paper(asked, asked.device_text, notes), "serve", False

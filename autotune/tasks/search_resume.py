@@ -52,15 +52,21 @@ def filled(options: dict[str, Any], given: Callable[[str], bool]) -> dict[str, A
     Raises:
         BadInput: there is no such run, run.yaml is damaged, or something has to be given again.
     """
-    stored = reopened(options["resume"], options["runs_dir"])[1]
+    folder, stored = reopened(options["resume"], options["runs_dir"])
     asked = stored["asked"]
     values = {"model": stored["model"], "target_len": stored["target_len"], **{n: asked[n] for n in KEPT}}
     if values["recording"] is not None:
         values["recording"] = Path(values["recording"])
     values["observations"] = tuple(values["observations"])
-    filled_in = {**options, **{name: value for name, value in values.items() if not given(name)}}
+    # `latest` is looked up once.
+    run = str(folder.path) if options["resume"] == "latest" else options["resume"]
+    filled_in = {
+        **options,
+        "resume": run,
+        **{name: value for name, value in values.items() if not given(name)},
+    }
     names = ("vllm_command", "storage", "vllm_env", "vllm_options")
-    refuse_missing(options["resume"], stored, options, names)
+    refuse_missing(run, stored, options, names)
     return filled_in
 
 
@@ -91,6 +97,9 @@ def refuse_missing(
 def reopened(run: str, runs_dir: Path) -> tuple[RunFolder, dict[str, Any]]:
     """The folder of an earlier search and its run.yaml.
 
+    Args:
+        run: its path, its name under `runs_dir`, or `latest`: the last one there that can be gone on with.
+
     Raises:
         BadInput: there is none, or it is damaged.
     """
@@ -99,10 +108,31 @@ def reopened(run: str, runs_dir: Path) -> tuple[RunFolder, dict[str, Any]]:
 
     if "\0" in run:
         raise BadInput("--resume: the run's name holds a zero byte")
+    if run == "latest" and not Path(run).is_dir():
+        return _latest(runs_dir)
     folder = RunFolder.reopen(run, runs_dir)
     stored = folder.run_record()
     check_run(stored, str(folder.path / "run.yaml"))
     return folder, stored
+
+
+def _latest(runs_dir: Path) -> tuple[RunFolder, dict[str, Any]]:
+    from autotune.report.pastrun import latest_runs
+    from autotune.runs import RunFolder
+    from autotune.search.resume_stored import check_run
+
+    for path in latest_runs(runs_dir):
+        try:
+            folder = RunFolder(path)
+            stored = folder.run_record()
+            check_run(stored, str(path / "run.yaml"))
+        except BadInput:  # a scan, a rerun, a damaged one: `latest` is the one before
+            continue
+        return folder, stored
+    raise BadInput(
+        f"no run under {runs_dir} is a search that can be gone on with",
+        hint="`autotune search` makes one; --runs-dir looks elsewhere",
+    )
 
 
 def check_same(folder: RunFolder, stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from autotune.core.kv_rules import kv_rules
 from autotune.core.launch import AUTO_LENGTH, LaunchConfig, Resolved
 from autotune.core.model import ModelSpec
 from autotune.core.numeric import greatest, least
+from autotune.core.online import online_method
 from autotune.core.rules import Rules, runner_of
 from autotune.errors import BadInput
 from autotune.units import GIB
@@ -119,6 +120,7 @@ def unchecked(
         auto_length=auto_length,
         hybrid_kv_manager=rules.hybrid_manager and not config.disable_hybrid_kv_cache_manager,
         skip_mm_profiling=bool(config.skip_mm_profiling),
+        online_quantization=online_method(config.quantization, model),
     )
 
 

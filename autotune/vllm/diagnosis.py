@@ -224,6 +224,8 @@ def _device_doubts(reading: LogReading, ledger: LogLedger, total_bytes: int | No
 
 
 def _doubts(reading: LogReading, ledger: LogLedger) -> Iterator[str]:
+    if reading.simulated:
+        yield "this log was written by the simulator: nothing ran, and its figures are predicted"
     if reading.outcome is None and reading.known:
         yield (
             "a process that is killed from outside writes nothing: look at its exit code (137: killed, "

@@ -30,6 +30,9 @@ from autotune.vllm.rules import REFUSALS, Kind
 
 __all__ = ["LogReading", "Quote", "clean_line", "fatal_line", "read_log", "read_log_file"]
 
+#: The first line of every log that the simulator writes.
+SIMULATED_HEAD = "# simulated by autotune: predicted, not measured; no vLLM ran"
+
 
 @dataclass(frozen=True)
 class Quote:
@@ -60,6 +63,7 @@ class LogReading:
         lines: how many lines the log has.
         known: words of vLLM that a start consists of are among them.
         binary: its beginning is not text.
+        simulated: autotune's simulator wrote it, and nothing ran.
         others: what became of other servers in the same log.
     """
 
@@ -75,6 +79,7 @@ class LogReading:
     lines: int = 0
     known: bool = False
     binary: bool = False
+    simulated: bool = False
     others: tuple[LogReading, ...] = ()
 
     @property
@@ -175,14 +180,16 @@ class _Reader:
         self._lines = self._bytes = 0
         self._known = False
         self._binary: bool | None = None
+        self._simulated = False
         self._last: Window | None = None
 
     def look(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """`blocks`, of whose first one it is noted whether it is text."""
+        """`blocks`, of whose first one it is noted whether it is text, and whether the simulator's."""
         for block in blocks:
             if self._binary is None and block:
                 head = block[:4096]
                 self._binary = len(head.translate(None, _NOT_TEXT)) < 0.9 * len(head)
+                self._simulated = head.startswith(SIMULATED_HEAD.encode())
             yield block
 
     def feed(self, window: Window) -> None:
@@ -233,6 +240,7 @@ class _Reader:
                 lines=self._lines,
                 known=self._known,
                 binary=bool(self._binary),
+                simulated=self._simulated,
             )
             for session, outcome, mark in self._servers.verdicts()
         )

@@ -15,10 +15,12 @@ from autotune.core.gates import Verdict, bad_argument, judge
 from autotune.core.launch import LaunchConfig, Resolved
 from autotune.core.ledger import Ledger, build_ledger, kv_plan
 from autotune.core.model import ModelSpec
+from autotune.core.online import known_method
 from autotune.core.outcome import GATES, Outcome
 from autotune.core.risks import risks_after_gates
 from autotune.core.rules import Rules
 from autotune.errors import BadInput
+from autotune.units import gib_text
 from autotune.vllm.defaults import USAGES, tower_share, unchecked
 from autotune.vllm.gate0 import refusal
 from autotune.vllm.versions import heeded, rules_for
@@ -87,6 +89,7 @@ class Predictor:
         doubts = (*model.doubts, *rules.doubts, *(calibration.notes if calibration else ()))
         if ledger.warm_gain > 0:
             doubts = (*doubts, WARM_DOUBT)
+        doubts = (*doubts, *_online_doubts(resolved, ledger))
         reason = refusal(config, model, device, rules, resolved)
         if reason is not None:
             return bad_argument(reason, resolved, ledger, doubts=doubts)
@@ -122,6 +125,8 @@ class Predictor:
         calibration: Calibration | None = None,
         *,
         surely: bool = False,
+        likely: bool = False,
+        above: int = 0,
     ) -> int | None:
         """The greatest `max_model_len`, in whole blocks, that is not refused; None when none is.
 
@@ -129,18 +134,22 @@ class Predictor:
 
         Args:
             surely: the greatest that is certain to start, instead.
+            likely: the greatest that starts at the best guess (no gate is short of bytes there), instead.
+            above: tokens; None unless the greatest is longer. One verdict tells.
         """
         block = unchecked(config, self.model, device, self.rules, usage=self.usage).block_size
         most = self.longest // block
 
         def starts(blocks: int) -> bool:
             trial = config.with_options(max_model_len=blocks * block)
-            said = self.verdict(trial, device, calibration).verdict
-            return said == "starts" if surely else said != "refused"
+            said = self.verdict(trial, device, calibration)
+            if surely:
+                return said.verdict == "starts"
+            return said.outcome is Outcome.STARTED if likely else said.verdict != "refused"
 
-        if most < 1 or not starts(1):
+        low, high = above // block + 1, most + 1
+        if low >= high or not starts(low):
             return None
-        low, high = 1, most + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if starts(middle) else (low, middle)
@@ -201,6 +210,27 @@ class Predictor:
 WARM_DOUBT = (
     "compiled: the peak is that of a cold compile cache; a warm one may leave a larger pool (not measured)"
 )
+
+
+def _online_doubts(resolved: Resolved, ledger: Ledger) -> tuple[str, ...]:
+    """What is not known of weights that are quantised while they load; launches may have shown it."""
+    method, size = resolved.online_quantization, ledger.weights
+    if method is None:
+        return ()
+    said = []
+    if not known_method(method):
+        said.append(f"--quantization {method}: no method that autotune knows (a plugin may bring it)")
+    if size.low < size.best * _KNOWN_SHARE:
+        said.append(
+            f"the size of the weights after --quantization {method} is not known here "
+            f"(between {gib_text(size.low)} and {gib_text(size.high)})"
+        )
+    return tuple(said)
+
+
+#: A size that a launch has shown is as near as this to the best guess (two figures of vLLM's log, which
+#: prints 0.01 GiB, of a checkpoint of 1 GiB).
+_KNOWN_SHARE = 0.98
 
 
 def encoder_use(config: LaunchConfig, rules: Rules) -> EncoderUse:

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 
 from autotune.cli import cli
 from autotune.errors import BadInput
+from autotune.vllm.logs import SIMULATED_HEAD
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 GATE2 = LOGS / "vllm-0.32-cpu-gate2.log"
@@ -99,6 +100,17 @@ def test_several_logs_get_one_answer_each() -> None:
     text = explain(GATE2, COMPILED).stdout
     assert f"{GATE2}: gate2_no_kv" in text
     assert f"{COMPILED}: started" in text
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_log_of_the_simulator_is_told_as_one(tmp_path: Path, simulated: bool) -> None:
+    log = tmp_path / "001-search.log"
+    log.write_text((f"{SIMULATED_HEAD}\n" if simulated else "") + GATE3)
+    doubt = "this log was written by the simulator: nothing ran, and its figures are predicted"
+    document = answer(log)
+    assert isinstance(document["doubts"], list)
+    assert (doubt in document["doubts"]) is simulated
+    assert (f"doubt: {doubt}" in " ".join(explain(log).stdout.split())) is simulated
 
 
 def test_folder_of_a_run(tmp_path: Path) -> None:

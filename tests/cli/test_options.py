@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
+import click
 import pytest
 
+from autotune.cli.check import command as check
+from autotune.cli.options import Tokens
+from autotune.cli.scan import command as scan
+from autotune.cli.search import command as search
 from autotune.core.workload import Shape
 from autotune.errors import BadInput
 from autotune.tasks.options import check_storage, parse_passthrough, parse_seconds, parse_workload
@@ -125,3 +130,56 @@ def test_a_storage_that_forgets_is_refused(url: str) -> None:
 @pytest.mark.parametrize("url", [None, "sqlite:///study.db", "sqlite:////tmp/a.db", "postgresql://host/db"])
 def test_a_storage_that_keeps_passes(url: str | None) -> None:
     check_storage(url)
+
+
+def tokens(text: str, least: int = 2) -> int | str:
+    """The number, or what is said of it."""
+    try:
+        return Tokens(least).convert(text, None, None)
+    except click.BadParameter as error:
+        return error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("8192", 8192), ("8k", 8000), ("8K", 8192), ("25.6k", 25_600), ("1m", 1_000_000), ("1M", 1 << 20),
+        (" 8k ", 8000), ("2", 2),
+    ],
+)  # fmt: skip
+def test_a_length_has_vllms_suffixes(text: str, number: int) -> None:
+    assert tokens(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1", "1 is not in the range x>=2."),
+        ("-5", "-5 is not in the range x>=2."),
+        ("0k", "'0k' must be a whole number of at least 1, not '0k'."),
+        ("8q", "'8q' is no number of tokens, such as 8192, 8k (8000) or 8K (8192)."),
+        ("auto", "'auto' is no number of tokens, such as 8192, 8k (8000) or 8K (8192)."),
+        ("-1k", "'-1k' is no number of tokens, such as 8192, 8k (8000) or 8K (8192)."),
+        ("8.5K", "'8.5K' has decimals before a binary suffix (did you mean 8.5k?)."),
+        ("9000T", "'9000T' is absurdly large: it must be at most 1125899906842624 (2^50)."),
+        ("8.5", "'8.5' is not a valid integer range."),
+        ("", "'' is not a valid integer range."),
+    ],
+)
+def test_what_is_no_length_is_said_in_one_line(text: str, said: str) -> None:
+    assert tokens(text) == said
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "most"),
+    [
+        *((search, name, None) for name in ("target_len", "input_len", "output_len")),
+        *((scan, name, None) for name in ("target_len", "input_len", "output_len")),
+        *((check, name, 1 << 24) for name in ("input_len", "output_len")),
+    ],
+)
+def test_every_length_of_a_load_takes_them(command: click.Command, option: str, most: int | None) -> None:
+    (kind,) = (parameter.type for parameter in command.params if parameter.name == option)
+    assert isinstance(kind, Tokens)
+    assert kind.max == most
+    assert kind.convert("8K", None, None) == 8192

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -81,6 +82,40 @@ def test_the_run_alone_says_what_is_searched(
     assert "launch 3 of 5" not in err
     then, now = (json.loads((path / "result.json").read_text()) for path in (searched, left))
     assert {**then, "seconds": 0} == {**now, "seconds": 0}
+
+
+def test_latest_is_the_last_run_that_a_search_goes_on_with(
+    left: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged one, a scan and a rerun of later are passed over; an earlier search is not taken."""
+    runs = left.parent
+    stored = yaml.safe_load((left / "run.yaml").read_text())
+    others = [
+        ("20200101-000000-earlier", yaml.safe_dump(stored), -10),
+        ("20990101-000000-damaged", "a: [", 10),
+        ("20990101-000001-scan", yaml.safe_dump({**stored, "kind": "scan"}), 20),
+        ("20990101-000002-rerun", yaml.safe_dump({**stored, "rerun_of": "x"}), 30),
+    ]
+    began = (left / "run.yaml").stat().st_mtime
+    for name, text, later_s in others:
+        (runs / name).mkdir()
+        (runs / name / "run.yaml").write_text(text)
+        os.utime(runs / name / "run.yaml", (began + later_s, began + later_s))
+    assert run("--resume", "latest", "--runs-dir", str(runs)) == 0
+    err = capsys.readouterr().err
+    assert f"going on with {left}: 3 launches" in err
+    assert "launch 4 of 5" in err
+
+
+def test_latest_without_a_search_is_one_line(
+    left: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--resume", "latest", "--runs-dir", str(tmp_path / "none")) == 2
+    assert f"no run under {tmp_path / 'none'}" in capsys.readouterr().err
+    path = left / "run.yaml"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "kind": "scan"}))
+    assert run("--resume", "latest", "--runs-dir", str(left.parent)) == 2
+    assert f"no run under {left.parent} is a search that can be gone on with" in capsys.readouterr().err
 
 
 def test_a_finished_search_launches_nothing_more(left: Path, capsys: pytest.CaptureFixture[str]) -> None:

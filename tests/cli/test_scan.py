@@ -415,6 +415,7 @@ def test_one_interrupt_shows_the_table_so_far_and_how_to_go_on(tmp_path: Path) -
         (["scan-seqs", "--model", TINY, "--vllm", FAKE, "--", "--port", "80"], "--port"),
         (["scan-seqs", "--model", TINY, "--vllm", "/no/such/vllm"], "/no/such/vllm"),
         (["scan-seqs", "--model", TINY, "--start-timeout", "soon"], "--start-timeout"),
+        (["scan-small-card", *LAPTOP, "--model", TINY], "the recording is of another model: Qwen/"),
         (["scan-seqs"], "--model"),
         (["--model", TINY], "FILE"),
     ],

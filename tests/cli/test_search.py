@@ -204,6 +204,7 @@ def test_a_polluted_recorded_launch_is_marked(autotune: Any) -> None:
         (["--model", TINY, "--target-len", "64", "--set", f"max_num_seqs={'[' * 3000}"], "must be a number"),
         (["--model", TINY, "--target-len", "64", "--concurrency", "20000"], "4096"),
         ([*LAPTOP, "--target-len", "1024", "--set", "max_num_seqs=1.5"], "whole number"),
+        ([*LAPTOP, "--target-len", "1024", "--model", TINY], "the recording is of another model: Qwen/"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_starts_nothing(

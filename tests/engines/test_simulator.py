@@ -21,12 +21,11 @@ from autotune.core.outcome import Outcome
 from autotune.core.workload import Shape, Workload
 from autotune.devices import device_named
 from autotune.engines.base import LaunchFailed, MeasurePlan, Session, Window
-from autotune.engines.simulated_log import HEAD
 from autotune.engines.simulated_memory import Truth
 from autotune.engines.simulator import SimulatorEngine
 from autotune.errors import BadInput
 from autotune.models import LoadedModel, load_model
-from autotune.vllm.logs import read_log_file
+from autotune.vllm.logs import SIMULATED_HEAD, read_log_file
 from autotune.vllm.predict import Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +68,7 @@ def test_everything_is_said_to_be_predicted(tmp_path: Path) -> None:
     assert made.yaml_config(S1).startswith("# predicted by autotune's simulator, not measured")
     assert made.fingerprint()["simulated"] is True
     started(made, S1, tmp_path)
-    assert (tmp_path / "launch.log").read_text().startswith(HEAD)
+    assert (tmp_path / "launch.log").read_text().startswith(SIMULATED_HEAD)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -322,6 +322,23 @@ def test_the_header_says_what_was_measured_when_and_on_what(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("run", "result", "advised"),
+    [
+        ({}, {}, True),
+        ({"engine": "sim"}, {"measured": False}, False),
+        ({"engine": "replay"}, {}, False),
+        ({"kind": "scan"}, {}, False),
+    ],
+)
+def test_a_rerun_is_advised_where_there_is_one(
+    tmp_path: Path, run: dict, result: dict, advised: bool
+) -> None:
+    text = export(past_of(tmp_path, run=run, result=result), "yaml", launch="1")
+    assert ("autotune rerun" in text) is advised
+    assert "and this device" in text
+
+
+@pytest.mark.parametrize(
     ("run", "result", "said"),
     [
         ({"engine": "sim"}, {"measured": False}, "PREDICTED, not measured: 103.00"),
@@ -368,6 +385,15 @@ def tiny_run(tmp_path: Path, **changes: Any) -> PastRun:
     return past_of(
         tmp_path, model=TINY, best=best, trials=rows, run={**CPU, **changes.pop("run", {})}, **changes
     )
+
+
+@pytest.mark.parametrize(
+    ("engine", "how"), [("vllm", "measured"), ("sim", "simulated"), ("replay", "recorded")]
+)
+def test_pinned_says_where_its_blocks_are_from(tmp_path: Path, engine: str, how: str) -> None:
+    past = tiny_run(tmp_path, run={"engine": engine}, result={"measured": engine != "sim"})
+    text = export(past, "yaml", pin=True)
+    assert f"(the fewest of 2 {how})" in text
 
 
 def test_pinned_is_measured_blocks_times_bytes_per_block(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,52 @@ def test_an_unreachable_target_names_gate_shortfall_and_nearest_length(tmp_path:
     assert details["shortfall_bytes"] > 0
     assert 1024 < details["nearest_len"] < 40000
     assert "MiB" in caught.value.message
-    assert str(details["nearest_len"]) in caught.value.hint
+    assert f"about {details['nearest_len']} tokens at the best guess" in caught.value.hint
+    # The advice does not lead in circles: at that length the same space has something to launch.
+    nearest = Space("nearest", {**space.values, "max_model_len": (details["nearest_len"],)})
+    state = search(ScriptedEngine(), tmp_path, nearest, target_len=details["nearest_len"], max_launches=2)
+    assert state.served()
+
+
+def test_the_nearest_length_leaves_the_reserve_free(tmp_path: Path) -> None:
+    # 3.6 of 4 GiB are free: gmu 0.85 leaves 0.2 of them, gmu 0.6 leaves 1.2.
+    card = replace(CARD, total=CARD.total.scale(0.5), free=CARD.free.scale(0.475))
+    options = {"gpu_memory_utilization": (0.6, 0.85), "max_model_len": (40000,), "max_num_seqs": (1,)}
+    found: dict[int, int | None] = {}
+    for reserve in (0, GIB, 3 * GIB):
+        with pytest.raises(Unreachable) as caught:
+            search(
+                ScriptedEngine(memory=card),
+                tmp_path,
+                Space("two", options),
+                target_len=40000,
+                reserve_bytes=reserve,
+            )
+        found[reserve] = caught.value.details.get("nearest_len")
+    assert found[3 * GIB] is None
+    assert "no length fits in this space" in caught.value.hint
+    assert 1024 < (found[GIB] or 0) < (found[0] or 0)
+
+
+def test_what_would_help_outside_the_space_is_said(tmp_path: Path) -> None:
+    # 0.12 of 8 GiB do not hold the weights of 1.2 GiB; a larger share would.
+    options = {"gpu_memory_utilization": (0.12,), "max_model_len": (2048,), "max_num_seqs": (1,)}
+    with pytest.raises(Unreachable) as caught:
+        search(ScriptedEngine(), tmp_path, Space("small", options))
+    assert "no length fits in this space; outside this space: --set " in caught.value.hint
+    assert "nearest_len" not in caught.value.details
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reserve_helps"), [(Outcome.GATE3_SEQ_TOO_LONG, False), (Outcome.OOM_PROFILE, True)]
+)
+def test_a_larger_reserve_is_advised_only_where_it_helps(
+    tmp_path: Path, outcome: Outcome, reserve_helps: bool
+) -> None:
+    with pytest.raises(Unreachable) as caught:
+        search(ScriptedEngine(fails=lambda _: refused(outcome)), tmp_path, max_launches=3)
+    assert ("--reserve-mib" in caught.value.hint) == reserve_helps
+    assert "--target-len" in caught.value.hint
 
 
 def test_the_reserve_is_a_refusal_of_its_own(tmp_path: Path) -> None:
@@ -215,8 +261,6 @@ def test_the_reserve_is_a_refusal_of_its_own(tmp_path: Path) -> None:
 
 
 def test_memory_taken_meanwhile_refuses_the_next_launch(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from autotune.core.interval import Interval
 
     class Shrinking(ScriptedEngine):
@@ -314,8 +358,6 @@ def test_a_memory_total_that_moved_while_it_started_is_a_doubt(tmp_path: Path) -
 
 
 def test_a_refusal_is_judged_again_when_memory_comes_back(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from autotune.core.interval import Interval
 
     class Growing(ScriptedEngine):
@@ -338,8 +380,6 @@ def test_the_refusals_kept_for_optuna_are_spread_over_the_space(tmp_path: Path) 
 
 
 def test_what_was_launched_is_not_recorded_as_refused_later(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from autotune.core.interval import Interval
 
     class Shrinking(ScriptedEngine):

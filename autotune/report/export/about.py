@@ -122,11 +122,13 @@ def header(past: PastRun, trial: Mapping[str, Any], *, winner: bool, notes: Sequ
     target = number(said["target_len"])
     if target is not None:
         lines.append(f"serves requests of {target:.0f} tokens (prompt and answer together)")
+    # Nothing else can be measured again by `autotune rerun`: it refuses scans and what no server answered.
+    real_search = past.engine == "vllm" and past.kind == "search"
+    again = "; after a change of driver or version: autotune rerun" if real_search else ""
     lines += [
         f"load: {load_text(past.workload)}",
         f"machine: {machine_text(past)}",
-        f"valid for that load, vLLM {past.version} and this device; after a change of driver or version: "
-        "autotune rerun",
+        f"valid for that load, vLLM {past.version} and this device{again}",
     ]
     doubts = said["doubts"]
     lines += [f"doubt: {doubt}" for doubt in doubts[:_SHOWN_DOUBTS]]

@@ -92,8 +92,9 @@ def pinned(given: Deployment) -> Deployment:
         else f"gpu_memory_utilization {gmu:g} no longer sizes it, but vLLM still wants that "
         f"share free at the start"
     )
+    how = "simulated" if given.past.predicted else given.past.how
     return replace(given, config=given.config.with_options(kv_cache_memory_bytes=size)).with_note(
-        f"pinned: {blocks} KV blocks (the fewest of {len(launches)} measured) x {block_bytes} "
+        f"pinned: {blocks} KV blocks (the fewest of {len(launches)} {how}) x {block_bytes} "
         f"bytes per block "
         f"({source}) = {size} bytes ({gib_text(size)}) per GPU",
         f"why: gpu_memory_utilization means another pool in another vLLM version; {start}",
@@ -198,7 +199,7 @@ def _with(config: LaunchConfig, options: Mapping[str, Any]) -> LaunchConfig:
 
 def _added_text(added: Mapping[str, Any]) -> str:
     names = ", ".join(added) or "none"
-    return f"--all: vLLM's own choices in the measured launch, now fixed: {names}"
+    return f"--all: vLLM's own choices in that launch, now fixed: {names}"
 
 
 def _is_plain(value: Any) -> bool:
