@@ -145,8 +145,6 @@ def _of_batch(
     names = np.array([outcome.value for outcome in OUTCOMES], dtype=object)
     refused_by = np.where(batch.refused, names[batch.outcome_codes], "").astype(object)
     low, best, high = (np.nan_to_num(bound, nan=np.inf) for bound in batch.headroom[_GATE1])
-    if reserve_bytes:
-        refused_by[(refused_by == "") & (high < reserve_bytes)] = RESERVE
     chance = np.ones(len(batch))
     for bounds in batch.headroom.values():
         chance = chance * _chance(*bounds)
@@ -156,6 +154,9 @@ def _of_batch(
         narrow = (short <= np.maximum(SLACK * taken, _EDGE_BYTES)) & np.isin(refused_by, _POOL_GATES)
         refused_by[narrow] = ""
         chance[narrow] = _NARROW
+    # Last, as for a single verdict: a gate that is only in doubt does not lift the reserve.
+    if reserve_bytes:
+        refused_by[(refused_by == "") & (high < reserve_bytes)] = RESERVE
     r = batch.resolved
     tokens = np.asarray(r["pool_tokens"], dtype=float)
     pool_best = np.asarray(batch.pool.best, dtype=float)

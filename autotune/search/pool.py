@@ -77,6 +77,7 @@ class Pool:
     Attributes:
         columns: what arithmetic said last; `refresh` comes first.
         tried: configurations that were launched.
+        passed_over: those that their single verdict refused since the last launch, whatever the columns say.
         left_out: admitted candidates that are not launched, by reason, with their number.
     """
 
@@ -100,6 +101,7 @@ class Pool:
         self._merge = merge
         self._index()
         self.tried: set[LaunchConfig] = set()
+        self.passed_over: set[LaunchConfig] = set()
         self.columns: Columns
         self.left_out: Counter[str] = Counter()
         self._open: _Mask = np.zeros(0, dtype=bool)
@@ -131,6 +133,7 @@ class Pool:
         """Places of candidates that may still be launched: admitted, and not like one that was."""
         tried = {int(self._same[self._place[c]]) for c in self.tried if c in self._place}
         fresh = ~np.isin(self._same, list(tried)) if tried else np.ones(len(self._same), dtype=bool)
+        fresh[[self._place[config] for config in self.passed_over if config in self._place]] = False
         return np.flatnonzero(self._open & fresh)
 
     def open(self) -> list[LaunchConfig]:

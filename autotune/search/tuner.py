@@ -182,7 +182,9 @@ class Tuner:
             return False
         judgement = self._prospect.judge(proposal.config)
         if judgement.refused_by:
-            # Memory was taken in this very moment: the next refresh sees it too.
+            # Memory was taken in this very moment. Not asked again before something was launched: were the
+            # next refresh not to see it, the search would go on asking for ever.
+            self.state.pool.passed_over.add(proposal.config)
             return bool(self.state.pool.open())
         self._launch("search", proposal.config, judgement, proposal)
         return True
@@ -223,6 +225,7 @@ class Tuner:
         """
         state = self.state
         state.pool.tried.add(config)
+        state.pool.passed_over.clear()
         # Only a search launch may end early: what is reported is always measured in full.
         rivals = self._rival_rates() if purpose == "search" else []
         opened: optuna.Trial | None = None

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.core.calibration import Calibration
 from autotune.core.device import Device, DeviceKind
+from autotune.core.facts import Facts
 from autotune.core.interval import Interval
 from autotune.core.launch import LaunchConfig
 from autotune.core.workload import Shape, Workload
@@ -62,6 +63,31 @@ def test_many_at_once_are_judged_as_one_by_one(reserve: int) -> None:
     admitted = pool.columns.admitted
     assert np.allclose(pool.columns.chance[admitted], other.chance[admitted])
     assert np.allclose(pool.columns.rows.pool_tokens[admitted], other.rows.pool_tokens[admitted], rtol=0.02)
+
+
+@pytest.mark.parametrize("reserve", [0, 6 * GIB])
+def test_what_launches_taught_is_doubted_in_the_same_way(reserve: int) -> None:
+    """Pools that are short by a few MiB for one sequence (112 MiB): a doubt, that lifts no reserve."""
+    predictor = Predictor(load_model(str(MODELS / "qwen3-0.6b")).spec, "0.28.0")
+    options = {"max_model_len": 1024, "max_num_seqs": 8, "limit_mm_per_prompt": '{"image": 1}'}
+    known = predictor.learn(
+        Calibration(),
+        LaunchConfig(gpu_memory_utilization=0.5, **options),
+        CARD,
+        Facts(non_kv_bytes=2 * GIB),
+    )
+    # 2 GiB and 112 MiB are 0.2637 of 8 GiB.
+    configs = [LaunchConfig(gpu_memory_utilization=gmu / 1000, **options) for gmu in range(240, 280, 2)]
+    single = [judge(predictor.verdict(c, CARD, known), reserve, learnt=True) for c in configs]
+    many = BatchJudge(predictor, Kinds(), reserve).columns(configs, CARD, known)
+    assert many.refused_by.tolist() == [one.refused_by for one in single]
+    in_doubt = [one.verdict.refused and one.refused_by in ("", "reserve") for one in single]
+    assert any(in_doubt)
+    assert {one.refused_by for one in single} == {
+        "gate2_no_kv",
+        "gate3_seq_too_long",
+        "reserve" if reserve else "",
+    }
 
 
 def test_launches_that_vllm_would_run_identically_are_one() -> None:

@@ -287,6 +287,26 @@ def test_an_interrupted_search_keeps_what_it_has(tmp_path: Path) -> None:
     assert [t["reason"] for t in recorded if t["charged"]] == ["", "interrupted"]
 
 
+def test_a_candidate_that_its_single_verdict_refuses_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever many at once say of it: a search must not ask for the same one again and again."""
+    from autotune.search.judging import Judging
+    from autotune.search.pool import Judgement
+
+    original = Judging.one
+
+    def one(self: Judging, config: LaunchConfig, *more: Any, **options: Any) -> Judgement:
+        said = original(self, config, *more, **options)
+        return Judgement(said.verdict, "reserve", "taken meanwhile") if config.max_num_seqs == 64 else said
+
+    monkeypatch.setattr(Judging, "one", one)
+    engine = ScriptedEngine()
+    state = search(engine, tmp_path, max_launches=9)
+    assert {config.max_num_seqs for config in engine.launched} == {None, 1, 8}
+    assert state.served()
+
+
 @pytest.mark.parametrize("died", [False, True])
 def test_what_was_found_out_stays_when_the_servers_end_is_interrupted(tmp_path: Path, died: bool) -> None:
     """A Ctrl-C while a server is being ended is raised once it is gone: the launch is whole by then."""
