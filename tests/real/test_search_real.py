@@ -39,9 +39,18 @@ BUDGET_BYTES = int(1.4 * GIB)
 SLACK_BYTES = 800 * MIB
 
 
+def _made_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # gone by now
+        return 0.0
+
+
 def leftovers() -> list[str]:
     """Servers, private folders and shared memory of ours that are still there."""
-    folders = {name for name in os.listdir("/tmp") if name.startswith("at-")}
+    began = psutil.Process().create_time()
+    # What lay there before these tests is not of them.
+    folders = {path.name for path in Path("/tmp").glob("at-*") if _made_s(path) >= began}
     deadline = time.monotonic() + 15
     # A folder of another run on this machine goes within seconds; one that was left stays.
     while folders and time.monotonic() < deadline:
