@@ -47,13 +47,17 @@ def test_block_size_adds_no_capacity(capsys: pytest.CaptureFixture[str]) -> None
     assert sizes[128]["block_table_length"] < sizes[16]["block_table_length"] / 4
 
 
+#: Of this machine's memory, whatever else is running on it.
+SMALL = ("--gpu-memory-utilization", "0.1")
+
+
 def test_without_a_device_it_is_this_machines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine without a GPU, with vLLM for CPUs, whose blocks are multiples of 32."""
     found = types.SimpleNamespace(kind="cpu", python=None, version="0.32.0")
     monkeypatch.setattr("autotune.engines.find.find_vllm", lambda _: found)
-    made = answer(capsys, "--model", TINY, "--max-model-len", "1024", "--compare", "16,32")
+    made = answer(capsys, "--model", TINY, "--max-model-len", "1024", *SMALL, "--compare", "16,32")
     accepted = {row["block_size"]: row["accepted"] for row in made["block_sizes"]}
     assert (accepted[16], accepted[32]) == (False, True)
 
