@@ -61,6 +61,12 @@ class LoadedModel:
         """The last part of the name, which run folders are called by."""
         return self.name.rstrip("/").rsplit("/", 1)[-1]
 
+    @property
+    def other_names(self) -> list[str]:
+        """Other names of the model: the one its config was published under."""
+        name = self.config.get("_name_or_path")
+        return [name] if isinstance(name, str) and len(name) < 200 else []
+
 
 def load_model(name_or_path: str, *, trust_remote_code: bool = False) -> LoadedModel:
     """The model in a folder, or on the hub by metadata only.

@@ -348,12 +348,13 @@ def main() -> int:
     # Lazily: joblib takes what it can begin soon.
     begun = (one for one in work if one[2] == asked.first_seed or time.monotonic() < ends_s)
     parallel = joblib.Parallel(n_jobs=asked.jobs, return_as="generator_unordered")
+    missing = len(work)
     for found in parallel(joblib.delayed(runs_of)(*one) for one in begun):
+        missing -= 1
         runs += found
         if asked.keep:
             with asked.keep.open("a") as file:
                 file.writelines(json.dumps(asdict(run)) + "\n" for run in found)
-    missing = len(work) - len({(r.landscape, r.seed) for r in runs} & {(w[0].name, w[2]) for w in work})
     if missing:
         print(f"{missing} of {len(work)} were not begun within {QUICK_ENDS_S} s", file=sys.stderr)
     result = summary(runs, chosen)

@@ -26,9 +26,9 @@ class Tokens(click.IntRange):
         Raises:
             click.BadParameter: no such number, or out of bounds.
         """
-        if isinstance(value, str) and not value.strip().lstrip("+-").isdecimal():
+        if isinstance(value, str) and value.strip()[-1:].isalpha():
             try:
-                value = check_option(_A_LENGTH, value) if value.strip()[-1:].isalpha() else value
+                value = check_option(_A_LENGTH, value)
             except BadInput as error:
                 if error.message.startswith(f"{_A_LENGTH} must be a number"):
                     self.fail(f"{value!r} is no number of tokens, such as 8192, 8k (8000) or 8K (8192).")

@@ -19,6 +19,7 @@ from autotune.engines.metrics import Metrics, parse_metrics
 from autotune.engines.process import ServerProcess, wait_until
 from autotune.engines.startup import get, get_status
 from autotune.engines.surroundings import Surroundings
+from autotune.interrupts import held_back
 from autotune.vllm.logs import read_log_file
 
 _LOG_TAIL_BYTES = 4000
@@ -107,13 +108,9 @@ class ServerSession(Session):
     def close(self) -> None:
         if self._closed:
             return
-        try:
+        with held_back():
             self._process.end(term_s=self._term_s)
-        except KeyboardInterrupt:
-            # It waited until the end.
             self._closed = True
-            raise
-        self._closed = True
         self._on_close()
 
     def read_facts(self, config: LaunchConfig) -> None:

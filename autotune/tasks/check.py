@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from autotune.core.calibration import Calibration
     from autotune.core.device import Device
     from autotune.core.launch import LaunchConfig
-    from autotune.models import LoadedModel
     from autotune.report.ledger import Checked
     from autotune.vllm.predict import Predictor
 
@@ -100,7 +99,7 @@ def _check(
     variables = heeded(environment)
     predictor = Predictor(loaded.spec, version, usage=usage, environment=variables)
     learnt = learn_from(
-        predictor, device, observations, version=version, cached=cached, model_names=_names(loaded)
+        predictor, device, observations, version=version, cached=cached, model_names=loaded.other_names
     )
     device = learnt.device
     notes += learnt.notes
@@ -125,12 +124,6 @@ def _check(
         not_looked_at=rest,
         predicted=predicted(load, verdict, loaded.spec, device, observations=observations, version=version),
     )
-
-
-def _names(loaded: LoadedModel) -> list[str]:
-    """Other names of the model: the one its config was published under."""
-    name = loaded.config.get("_name_or_path")
-    return [name] if isinstance(name, str) and len(name) < 200 else []
 
 
 def _vllm(asked: str | None, device_text: str) -> tuple[str, str | None, str | None, list[str]]:

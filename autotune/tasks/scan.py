@@ -71,14 +71,13 @@ def scanner_of(asked: Asked, question: Question, folder: RunFolder | None, view:
     engine, loaded = question.engine, question.loaded
     # What is only simulated teaches nobody, and needs no teaching but what it is given.
     live = engine.candidates() is None and engine.measured
-    name = loaded.config.get("_name_or_path")
     learnt = learn_from(
         question.predictor,
         question.device,
         asked.observations,
         version=engine.version(),
         cached=live and not asked.no_cache,
-        model_names=[name] if isinstance(name, str) and len(name) < 200 else [],
+        model_names=loaded.other_names,
     )
     question.notes += learnt.notes
     records = folder.trials() if folder and question.stored else []
